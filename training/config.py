@@ -56,8 +56,9 @@ class TrainingConfig:
     seq_len: int = _setting(2048, "tokens per sequence")
     gradient_accumulation: int = _setting(8, "micro-batches per optimizer step")
     global_batch_size: int = _setting(
-        0, "sequences per optimizer step over all workers, which then decides the number of micro-batches; "
-        "0: batch size x workers x gradient accumulation"
+        0,
+        "sequences per optimizer step over all workers, which then decides the number of micro-batches; "
+        "0: batch size x workers x gradient accumulation",
     )
     seed: int = _setting(0, "seed of weights (random architectures), data order and random tokens")
 
@@ -66,20 +67,28 @@ class TrainingConfig:
     warmup_steps: int = _setting(2, "steps of linear warm-up, then cosine decay to 10% of the peak")
     weight_decay: float = _setting(0.1, "AdamW weight decay (not on norms and biases)")
     max_grad_norm: float = _setting(1.0, "clip the global gradient norm to this; 0: do not clip")
-    on_nan: str = _setting("stop", "when a loss is not finite: stop, or skip the step and count it", ("stop", "skip"))
+    on_nan: str = _setting(
+        "stop", "when a loss is not finite: stop, or skip the step and count it", ("stop", "skip")
+    )
 
     # How it is spread and stored
     num_workers: int = _setting(0, "workers (ranks); 0: one for each GPU of the Ray cluster")
     device: str = _setting("cuda", "device of the workers", ("cuda", "cpu"))
     sharding: str = _setting(
-        "hybrid", "hybrid: shard inside a node, replicate across nodes; full: shard over all workers", ("hybrid", "full")
+        "hybrid",
+        "hybrid: shard inside a node, replicate across nodes; full: shard over all workers",
+        ("hybrid", "full"),
     )
     on_uneven_placement: str = _setting(
-        "fail", "when nodes hold unequal numbers of workers, hybrid sharding cannot be built", ("fail", "full")
+        "fail",
+        "when nodes hold unequal numbers of workers, hybrid sharding cannot be built",
+        ("fail", "full"),
     )
     layers_per_unit: int = _setting(1, "decoder layers gathered together; more suits tiny batches")
     reshard_after_forward: bool = _setting(False, "free gathered weights between forward and backward")
-    reduce_dtype: str = _setting("float32", "type in which gradients are summed across workers", ("float32", "bfloat16"))
+    reduce_dtype: str = _setting(
+        "float32", "type in which gradients are summed across workers", ("float32", "bfloat16")
+    )
     activation_memory: str = _setting(
         "0.5", "none: keep all activations; full: recompute each layer; 0 < x < 1: compiler's budget"
     )
@@ -87,12 +96,18 @@ class TrainingConfig:
 
     # Proof of the network
     require_transport: str = _setting(
-        "any", "network that NCCL must be seen to use between nodes, or the job fails", ("efa", "socket", "any")
+        "any",
+        "network that NCCL must be seen to use between nodes, or the job fails",
+        ("efa", "socket", "any"),
     )
     require_gpudirect: bool = _setting(False, "with efa: every channel between nodes must use GPUDirect RDMA")
-    instance_type: str = _setting("", "EC2 type of the GPU nodes: line rate and memory for reports and predictions")
+    instance_type: str = _setting(
+        "", "EC2 type of the GPU nodes: line rate and memory for reports and predictions"
+    )
     nccl_log_dir: str = _setting("", "folder for one NCCL log per rank; empty: /tmp/nccl/<run name>")
-    collective_timeout_s: int = _setting(600, f"a hanging collective fails after this, at most {MAX_COLLECTIVE_TIMEOUT_S}")
+    collective_timeout_s: int = _setting(
+        600, f"a hanging collective fails after this, at most {MAX_COLLECTIVE_TIMEOUT_S}"
+    )
 
     # Where results go
     storage_path: str = _setting("/tmp/ray-train", "folder or s3:// prefix for step records and the summary")
@@ -120,10 +135,11 @@ class TrainingConfig:
         if self.global_batch_size % per_round:
             lower = self.global_batch_size // per_round * per_round
             nearest = " or ".join(str(size) for size in (lower, lower + per_round) if size)
-            raise UsageError([
-                f"--global-batch-size {self.global_batch_size}: does not divide into {world_size} workers x "
-                f"--batch-size {self.batch_size} = {per_round} sequences a round; use {nearest}"
-            ])
+            problem = (
+                f"--global-batch-size {self.global_batch_size}: does not divide into {world_size} workers "
+                f"x --batch-size {self.batch_size} = {per_round} sequences a round; use {nearest}"
+            )
+            raise UsageError([problem])
         return self.global_batch_size // per_round
 
 
@@ -206,7 +222,9 @@ def _add_field(parser: _Parser, field: dataclasses.Field) -> None:
     # `--model` is what people type first; the setting's own name stays the one in rendered manifests.
     names = [flag(field.name), "--model"] if field.name == "model_id" else [flag(field.name)]
     if isinstance(field.default, bool):
-        parser.add_argument(*names, action=argparse.BooleanOptionalAction, default=field.default, help=help_text)
+        parser.add_argument(
+            *names, action=argparse.BooleanOptionalAction, default=field.default, help=help_text
+        )
         return
     choices = field.metadata["choices"]
     parser.add_argument(
@@ -275,14 +293,20 @@ def find_problems(values: Mapping[str, Any]) -> list[Problem]:
     )
     check("model_id", bool, "name a model, a folder, or 'tiny'")
     check("storage_path", bool, "name a folder or an s3:// prefix")
-    check("run_name", re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)?").fullmatch, "use letters, digits, '.', '_', '-' only")
+    check(
+        "run_name",
+        re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)?").fullmatch,
+        "use letters, digits, '.', '_', '-' only",
+    )
     check(
         "activation_memory",
         lambda text: activation_budget(text) is not None,
         "use none, full, or a number between 0 and 1 such as 0.5",
     )
     if values.get("device") == "cpu":
-        check("num_workers", lambda number: number != 0, "--device cpu needs a number of workers, for example 2")
+        check(
+            "num_workers", lambda number: number != 0, "--device cpu needs a number of workers, for example 2"
+        )
         check("require_transport", "any".__eq__, "--device cpu uses gloo, never NCCL; use any")
     return found
 
