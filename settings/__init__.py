@@ -5,6 +5,7 @@
 the setting, its value and what would be right.
 """
 
+from settings.advice import warnings
 from settings.checks import kubectl_layer_package
 from settings.model import (
     JOB_DIGEST_LENGTH,
@@ -18,7 +19,6 @@ from settings.model import (
     Settings,
 )
 from settings.reader import SettingsError, load, setting_types
-from settings.advice import warnings
 
 __all__ = [
     "JOB_DIGEST_LENGTH",

@@ -103,7 +103,7 @@ def _job_name_fits(ray_cluster_name: str) -> list[Problem]:
     if len(ray_cluster_name) <= most:
         return []
     remedy = (
-        f"{len(ray_cluster_name)} characters; at most {most}, since the RayJob's name is this one with a digest "
+        f"{len(ray_cluster_name)} characters; at most {most}, since the RayJob's name is this and a digest "
         f"and KubeRay allows it {MAX_RAY_JOB_NAME}"
     )
     return [Problem("ray_cluster_name", ray_cluster_name, remedy)]
@@ -119,17 +119,35 @@ def _kubectl_layer_is_installed(kubernetes_version: str) -> list[Problem]:
     return []
 
 
-def _workers_have_gpus(
-    gpu_instance_type: str, num_gpu_nodes: int, num_workers: int, sharding: str
+def _workers_fill_nodes(
+    gpu_instance_type: str, num_gpu_nodes: int, num_workers: int, sharding: str, on_uneven_placement: str
 ) -> list[Problem]:
-    total = find(gpu_instance_type).num_gpus * num_gpu_nodes
+    per_node = find(gpu_instance_type).num_gpus
+    total = per_node * num_gpu_nodes
     if num_workers > total:
+        remedy = f"{num_gpu_nodes} x {gpu_instance_type} have {total} GPUs; use 0 for all"
+        return [Problem("num_workers", num_workers, remedy)]
+    # Ray packs workers onto as few nodes as possible, so only full nodes hold equal numbers.
+    uneven = num_workers > per_node > 0 and num_workers % per_node
+    if uneven and sharding == "hybrid" and on_uneven_placement == "fail":
+        remedy = (
+            f"hybrid sharding needs the same number of workers on each node; use a multiple of {per_node}, "
+            "sharding full, or on_uneven_placement full"
+        )
+        return [Problem("num_workers", num_workers, remedy)]
+    return []
+
+
+def _gpudirect_exists(
+    gpu_instance_type: str, require_gpudirect: bool, require_transport: str
+) -> list[Problem]:
+    if not require_gpudirect:
+        return []
+    if require_transport != "efa":
+        return [Problem("require_gpudirect", True, "only means something with require_transport efa")]
+    if not find(gpu_instance_type).gpudirect:
         return [
-            Problem(
-                "num_workers",
-                num_workers,
-                f"{num_gpu_nodes} x {gpu_instance_type} have {total} GPUs; use 0 for all",
-            )
+            Problem("require_gpudirect", True, f"{gpu_instance_type} has no GPUDirect RDMA; set it to false")
         ]
     return []
 
@@ -157,7 +175,8 @@ _CROSS_CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     _head_fits,
     _job_name_fits,
     _kubectl_layer_is_installed,
-    _workers_have_gpus,
+    _workers_fill_nodes,
+    _gpudirect_exists,
     _batch_divides,
 )
 

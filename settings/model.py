@@ -28,6 +28,26 @@ def _cidr(text: str) -> str:
     return text
 
 
+def _vpc_cidr(text: str) -> str:
+    # A VPC is /16 to /28 (Amazon VPC guide, "VPC CIDR blocks"); below /24 the subnets have no room for pods.
+    network = ipaddress.ip_network(text)
+    if network.version != 4 or not network.is_private or not 16 <= network.prefixlen <= 24:
+        raise ValueError("use a private range from /16 to /24, such as 10.0.0.0/16")
+    return text
+
+
+def _own_namespace(name: str) -> str:
+    if name == "default" or name.startswith("kube-") or name == "kuberay-operator":
+        raise ValueError("belongs to Kubernetes or to the operator; use a namespace of the job's own")
+    return name
+
+
+def _ray_version(text: str) -> str:
+    if tuple(map(int, text.split("."))) < (2, 52, 0):
+        raise ValueError("token authentication needs 2.52 or newer")
+    return text
+
+
 def _pattern(pattern: str, wanted: str) -> AfterValidator:
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -73,7 +93,7 @@ class NetworkSettings:
     region: Annotated[str, _pattern(r"[a-z]{2}(-[a-z]+)+-\d", "use a Region such as us-east-2")]
     azs: Names
     gpu_az: Text
-    vpc_cidr: Cidr
+    vpc_cidr: Annotated[str, AfterValidator(_vpc_cidr)]
     num_nat_gateways: AtLeastOne
 
 
@@ -129,9 +149,13 @@ class PlatformSettings:
 class RaySettings:
     """The RayCluster, the RayJob around the training module, and where its results are kept."""
 
-    namespace: Annotated[Label, Field(max_length=63)]
+    namespace: Annotated[Label, Field(max_length=63), AfterValidator(_own_namespace)]
     ray_cluster_name: Annotated[Label, Field(max_length=MAX_RAY_CLUSTER_NAME)]
-    ray_version: Annotated[str, _pattern(r"\d+\.\d+\.\d+", "use the image's Ray version, such as 2.58.0")]
+    ray_version: Annotated[
+        str,
+        _pattern(r"\d+\.\d+\.\d+", "use the image's Ray version, such as 2.58.0"),
+        AfterValidator(_ray_version),
+    ]
     image: Text
     image_pull_through_cache: bool
     head_cpu: AtLeastOne

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -158,7 +159,8 @@ def to_argv(config: TrainingConfig) -> list[str]:
         if isinstance(field.default, bool):
             argv.append(flag(field.name) if value else flag("no_" + field.name))
         else:
-            argv += [flag(field.name), str(value)]
+            text = str(value)  # argparse takes a lone "-x" for a flag
+            argv += [f"{flag(field.name)}={text}"] if text.startswith("-") else [flag(field.name), text]
     return argv
 
 
@@ -175,7 +177,7 @@ def from_argv(argv: Sequence[str], prog: str = "python -m training.run") -> Trai
     """
     parser = _parser(prog)
     namespace, unknown = parser.parse_known_args(list(argv))
-    problems = parser.problems + [f"{word}: no such argument; --help lists them" for word in unknown]
+    problems = parser.problems + [_unknown(word) for word in unknown if not _is_value(word, unknown)]
     values = {key: value for key, value in vars(namespace).items() if value is not None}
     try:
         config = TrainingConfig(**values)
@@ -184,6 +186,18 @@ def from_argv(argv: Sequence[str], prog: str = "python -m training.run") -> Trai
     if problems:
         raise UsageError(problems)
     return config
+
+
+def _is_value(word: str, unknown: list[str]) -> bool:
+    """Whether `word` is the value of an unknown flag: that flag alone is worth a line."""
+    before = unknown.index(word) - 1
+    return not word.startswith("--") and before >= 0 and unknown[before].startswith("--")
+
+
+def _unknown(word: str) -> str:
+    flags = [flag(field.name) for field in dataclasses.fields(TrainingConfig)]
+    near = difflib.get_close_matches(word, flags, n=1)
+    return f"{word}: no such argument; " + (f"did you mean {near[0]}?" if near else "--help lists them")
 
 
 class _Parser(argparse.ArgumentParser):
