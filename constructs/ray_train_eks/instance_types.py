@@ -39,6 +39,16 @@ class InstanceType:
     quota_code: str = ""
     quota_name: str = ""
 
+    @property
+    def worker_pod_cpu(self) -> int:
+        """CPUs of the one Ray worker pod on a node: 5/6 of the node (g6.12xlarge: 40); the rest is the node's own."""
+        return self.vcpus * 5 // 6
+
+    @property
+    def worker_pod_memory_gib(self) -> int:
+        """Memory of that pod: 5/6 of the nominal memory (g6.12xlarge: 160 GiB)."""
+        return self.memory_gib * 5 // 6
+
 
 class UnknownInstanceType(ValueError):
     """The type is not in the table; the message names the nearest ones."""
