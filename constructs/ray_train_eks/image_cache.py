@@ -1,0 +1,57 @@
+"""A copy of a public ECR image in the account's own registry."""
+
+from __future__ import annotations
+
+from aws_cdk import RemovalPolicy
+from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_iam as iam
+
+from constructs import Construct
+
+_UPSTREAM = "public.ecr.aws"
+_MAX_PREFIX_LENGTH = 30
+
+
+class ImageCache(Construct):
+    """ECR pull-through cache: the first node pulls through NAT, the others from S3 inside the Region.
+
+    The repository is made here rather than by ECR at the first pull: then nodes need no permission to create
+    one, and destroying the stack leaves no 20 GB behind.
+
+    Attributes:
+        image: the image's name in the account's registry, with the tag or digest it was given.
+    """
+
+    def __init__(self, scope: Construct, id: str, *, image: str, prefix: str) -> None:
+        """Creates rule and repository.
+
+        Args:
+            image: a name in public.ecr.aws with tag or digest.
+            prefix: first part of the repository's name; must be free in account and Region.
+
+        Raises:
+            ValueError: the image is not in public.ecr.aws.
+        """
+        super().__init__(scope, id)
+        registry, _, path = image.partition("/")
+        if registry != _UPSTREAM or not path:
+            raise ValueError(f"image {image}: only images of {_UPSTREAM} can be cached")
+        name = path.partition("@")[0].partition(":")[0]
+        prefix = prefix.lower()[:_MAX_PREFIX_LENGTH].rstrip("-")
+        rule = ecr.CfnPullThroughCacheRule(
+            self, "Rule", ecr_repository_prefix=prefix, upstream_registry_url=_UPSTREAM
+        )
+        self._repository = ecr.Repository(
+            self,
+            "Repository",
+            repository_name=f"{prefix}/{name}",
+            image_scan_on_push=True,
+            empty_on_delete=True,
+            removal_policy=RemovalPolicy.DESTROY,
+        )
+        self._repository.node.add_dependency(rule)
+        self.image = f"{self._repository.repository_uri}{path[len(name) :]}"
+
+    def grant_pull(self, grantee: iam.IGrantable) -> None:
+        """Lets nodes have ECR fetch what is not in the cache yet."""
+        self._repository.grant(grantee, "ecr:BatchImportUpstreamImage")

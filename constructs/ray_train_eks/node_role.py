@@ -1,0 +1,25 @@
+"""The IAM role of a node: join the cluster, pull images, and nothing else."""
+
+from __future__ import annotations
+
+from aws_cdk import aws_iam as iam
+
+from constructs import Construct
+
+# The VPC CNI's permissions are missing on purpose: its own Pod Identity role has them (add_ons.py), so that
+# no other pod of the node can use them.
+_MANAGED_POLICIES = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly")
+
+
+class NodeRole(iam.Role):
+    """Role of the instances of one node group."""
+
+    def __init__(self, scope: Construct, id: str) -> None:
+        super().__init__(
+            scope,
+            id,
+            assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
+            managed_policies=[
+                iam.ManagedPolicy.from_aws_managed_policy_name(name) for name in _MANAGED_POLICIES
+            ],
+        )

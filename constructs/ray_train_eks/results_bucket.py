@@ -1,0 +1,72 @@
+"""The bucket that runs write to: step records, summaries, checkpoints."""
+
+from __future__ import annotations
+
+from aws_cdk import Duration, RemovalPolicy
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+
+from constructs import Construct
+
+RUNS_PREFIX = "runs"
+CHECKPOINTS_PREFIX = "checkpoints"
+_ABANDONED_UPLOAD_DAYS = 7
+
+
+class ResultsBucket(s3.Bucket):
+    """Encrypted, TLS only, closed to the public; old checkpoints expire, results stay."""
+
+    def __init__(self, scope: Construct, id: str, *, checkpoint_days: int, keep: bool) -> None:
+        """Creates the bucket.
+
+        Args:
+            checkpoint_days: age at which objects under `checkpoints/` are deleted.
+            keep: whether the bucket and its contents survive the stack.
+        """
+        super().__init__(
+            scope,
+            id,
+            encryption=s3.BucketEncryption.S3_MANAGED,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            removal_policy=RemovalPolicy.RETAIN if keep else RemovalPolicy.DESTROY,
+            auto_delete_objects=not keep,
+            lifecycle_rules=[
+                s3.LifecycleRule(
+                    id="expire-checkpoints",
+                    prefix=f"{CHECKPOINTS_PREFIX}/",
+                    expiration=Duration.days(checkpoint_days),
+                ),
+                s3.LifecycleRule(
+                    id="drop-abandoned-uploads",
+                    abort_incomplete_multipart_upload_after=Duration.days(_ABANDONED_UPLOAD_DAYS),
+                ),
+            ],
+        )
+
+    @property
+    def storage_path(self) -> str:
+        """Where runs write, as an s3:// address."""
+        return f"s3://{self.bucket_name}/{RUNS_PREFIX}"
+
+    def run_statements(self) -> list[iam.PolicyStatement]:
+        """What a training job needs: the objects under its prefixes, and to list the bucket.
+
+        Listing is not narrowed to the prefixes: pyarrow, which Ray Train stores through, asks first whether
+        the bucket exists (HeadBucket), a call that carries no prefix to compare.
+        """
+        prefixes = (RUNS_PREFIX, CHECKPOINTS_PREFIX)
+        return [
+            iam.PolicyStatement(actions=["s3:ListBucket"], resources=[self.bucket_arn]),
+            iam.PolicyStatement(
+                actions=[
+                    "s3:GetObject",
+                    "s3:PutObject",
+                    "s3:DeleteObject",
+                    "s3:AbortMultipartUpload",
+                    "s3:ListMultipartUploadParts",
+                ],
+                resources=[self.arn_for_objects(f"{prefix}/*") for prefix in prefixes],
+            ),
+        ]

@@ -1,0 +1,62 @@
+"""The five stacks and how they depend on each other."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import aws_cdk as cdk
+
+from settings import Settings, warnings
+from stacks.cluster import ClusterStack
+from stacks.network import NetworkStack
+from stacks.nodes import NodesStack
+from stacks.platform import PlatformStack
+from stacks.training import TrainingStack
+
+
+def build(app: cdk.App, settings: Settings) -> list[cdk.Stack]:
+    """Adds the stacks to an app, in the order in which `cdk deploy --all` deploys them.
+
+    Nodes come before Platform and Training because they stand first here, not because those depend on them:
+    a dependency would make `cdk destroy <prefix>-Nodes` destroy the dependents too (docs/decisions).
+    """
+    prefix, where = settings.prefix, settings.network
+    cached_image = settings.ray.image if settings.ray.image_pull_through_cache else None
+    network = NetworkStack(app, f"{prefix}-Network", where, prefix=prefix, cached_image=cached_image)
+    cache = network.image_cache
+    cluster_stack = ClusterStack(
+        app,
+        f"{prefix}-Cluster",
+        where,
+        name=prefix,
+        settings=settings.cluster,
+        vpc=network.vpc,
+        image_cache=cache,
+    )
+    cluster = cluster_stack.cluster
+    nodes = NodesStack(
+        app, f"{prefix}-Nodes", where, settings=settings.nodes, cluster=cluster, image_cache=cache
+    )
+    platform = PlatformStack(
+        app,
+        f"{prefix}-Platform",
+        where,
+        settings=settings.platform,
+        cluster=cluster,
+        gpu_instance_type=settings.nodes.gpu_instance_type,
+    )
+    training = TrainingStack(
+        app, f"{prefix}-Training", _with_image(settings, cache.image if cache else None), cluster=cluster
+    )
+    # The operator must outlive what it has finalizers on, and the CRDs must exist first.
+    training.add_stack_dependency(platform)
+    for number, text in enumerate(warnings(settings)):
+        cdk.Annotations.of(network).add_warning_v2(f"{prefix}:settings-{number}", text)
+    return [network, cluster_stack, nodes, platform, training]
+
+
+def _with_image(settings: Settings, image: str | None) -> Settings:
+    """The settings with pods pulling `image` instead, if there is one."""
+    if image is None:
+        return settings
+    return dataclasses.replace(settings, ray=dataclasses.replace(settings.ray, image=image))

@@ -1,0 +1,98 @@
+"""Namespace, identity, network policy, RayCluster, RayJob, and where results go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aws_cdk as cdk
+from aws_cdk import aws_eks as eks_l1
+from aws_cdk import aws_eks_v2 as eks
+from ray_train_eks.job_package import JobPackage, code_digest
+from ray_train_eks.manifest import Manifest
+from ray_train_eks.pod_role import PodRole
+from ray_train_eks.results_bucket import ResultsBucket
+
+from constructs import Construct
+from k8s.namespace import namespace
+from k8s.network_policy import network_policies
+from k8s.ray_cluster import ray_cluster
+from k8s.ray_job import job_name, ray_job
+from k8s.service_account import SERVICE_ACCOUNT_NAME, service_account
+from settings import JOB_DIGEST_LENGTH, Settings
+from stacks.app_stack import AppStack
+from training.config import to_argv
+
+_MODULE = Path(__file__).parents[1] / "training"
+
+
+class TrainingStack(AppStack):
+    """The Ray cluster, and the job if the settings ask for one."""
+
+    def __init__(self, scope: Construct, id: str, settings: Settings, *, cluster: eks.ICluster) -> None:
+        """Creates bucket, identity and Kubernetes objects.
+
+        Args:
+            settings: all of them, since the manifests are made from them; `ray.image` is what pods pull.
+            cluster: where to.
+        """
+        super().__init__(
+            scope, id, settings.network, "Training: RayCluster, RayJob, identity, results bucket"
+        )
+        self._settings, self._cluster = settings, cluster
+        self._bucket = ResultsBucket(
+            self, "Results", checkpoint_days=settings.ray.checkpoint_days, keep=settings.ray.keep_bucket
+        )
+        arguments = to_argv(settings.job)
+        self._digest = code_digest(_MODULE, arguments, JOB_DIGEST_LENGTH)
+        self._package = JobPackage(self, "Package", module=_MODULE, digest=self._digest, arguments=arguments)
+        identity = self._pod_identity()
+        self._apply_in_order(identity)
+        cdk.CfnOutput(self, "ResultsPath", value=self._bucket.storage_path)
+
+    def _pod_identity(self) -> eks_l1.CfnPodIdentityAssociation:
+        role = PodRole(self, "JobRole")
+        for statement in (self._package.read_statement(), *self._bucket.run_statements()):
+            role.add_to_policy(statement)
+        association = eks_l1.CfnPodIdentityAssociation(
+            self,
+            "JobIdentity",
+            cluster_name=self._cluster.cluster_name,
+            namespace=self._settings.ray.namespace,
+            service_account=SERVICE_ACCOUNT_NAME,
+            role_arn=role.role_arn,
+        )
+        association.node.add_dependency(role)  # and its policy, which the first pod needs at once
+        return association
+
+    def _apply_in_order(self, identity: eks_l1.CfnPodIdentityAssociation) -> None:
+        """Each object after the one before it; deletion goes the other way, the RayJob first.
+
+        A RayJob or RayCluster whose operator is gone never finishes deleting (finalizers).
+        """
+        settings = self._settings
+        steps = [
+            self._manifest("Namespace", [namespace(settings)]),
+            self._manifest("ServiceAccount", [service_account(settings)]),
+            self._manifest("NetworkPolicies", network_policies(settings)),
+            # Pod Identity is given to pods when they are created: not before the association exists.
+            identity,
+            self._manifest("RayCluster", [ray_cluster(settings)]),
+        ]
+        if settings.ray.train:
+            steps.append(self._job())
+        for earlier, later in zip(steps, steps[1:], strict=False):
+            later.node.add_dependency(earlier)
+
+    def _job(self) -> Manifest:
+        job = ray_job(
+            self._settings,
+            digest=self._digest,
+            working_dir=self._package.url,
+            storage_path=self._bucket.storage_path,
+        )
+        # A finished RayJob never runs again: changed code or arguments are a new name, hence a new id.
+        cdk.CfnOutput(self, "RayJob", value=job_name(self._settings, self._digest))
+        return self._manifest(f"RayJob-{self._digest}", [job])
+
+    def _manifest(self, id: str, objects: list[dict]) -> Manifest:
+        return Manifest(self, id, cluster=self._cluster, objects=objects)
