@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_eks_v2 as eks
+from ray_train_eks.capacity_guard import CapacityGuard
 from ray_train_eks.efa_node_group import EfaNodeGroup
 from ray_train_eks.image_cache import ImageCache
 from ray_train_eks.node_capacity import NodeCapacity
@@ -50,6 +51,21 @@ class NodesStack(AppStack):
         )
         if image_cache:
             image_cache.grant_pull(nodes.role)
+        if settings.capacity_guard and capacity.can_launch:
+            guard = self._guard(settings, network.gpu_az, cluster)
+            nodes.node_group.node.add_dependency(guard)
+
+    def _guard(self, settings: NodesSettings, az: str, cluster: eks.ICluster) -> CapacityGuard:
+        return CapacityGuard(
+            self,
+            "CapacityGuard",
+            instance_type=settings.gpu_instance_type,
+            az=az,
+            num_nodes=settings.num_gpu_nodes,
+            capacity=settings.capacity,
+            capacity_reservation_id=settings.capacity_reservation_id,
+            cluster_name=cluster.cluster_name,
+        )
 
 
 def _private_subnet(vpc: ec2.IVpc, az: str) -> ec2.ISubnet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import aws_cdk as cdk
@@ -51,8 +52,8 @@ class TrainingStack(AppStack):
 
     def _pod_identity(self) -> eks_l1.CfnPodIdentityAssociation:
         role = PodRole(self, "JobRole")
-        for statement in (self._package.read_statement(), *self._bucket.run_statements()):
-            role.add_to_policy(statement)
+        self._package.grant_read_to(role)
+        self._bucket.grant_runs(role)
         association = eks_l1.CfnPodIdentityAssociation(
             self,
             "JobIdentity",
@@ -80,7 +81,7 @@ class TrainingStack(AppStack):
         ]
         if settings.ray.train:
             steps.append(self._job())
-        for earlier, later in zip(steps, steps[1:], strict=False):
+        for earlier, later in itertools.pairwise(steps):
             later.node.add_dependency(earlier)
 
     def _job(self) -> Manifest:

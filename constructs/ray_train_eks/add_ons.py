@@ -11,6 +11,7 @@ from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
 
 from constructs import Construct, IDependable
+from ray_train_eks.accepted_findings import accept, managed_policy
 from ray_train_eks.pod_role import PodRole
 
 
@@ -49,7 +50,9 @@ class AddOns(Construct):
 
     def _cni_role(self) -> iam.Role:
         role = PodRole(self, "CniRole")
-        role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name("AmazonEKS_CNI_Policy"))
+        name = "AmazonEKS_CNI_Policy"
+        role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name(name))
+        accept(role, {managed_policy(name): "AWS's policy for this add-on; it changes with the add-on."})
         return role
 
     def _add(

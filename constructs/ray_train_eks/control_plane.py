@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aws_cdk import Duration, RemovalPolicy
+from aws_cdk import Duration, RemovalPolicy, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_kms as kms
@@ -13,6 +13,13 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 
 from constructs import Construct
+from ray_train_eks.accepted_findings import accept, managed_policy, wildcard
+
+# How cdk-nag spells a managed policy that is attached on a condition.
+_ECR_PUBLIC_POLICY = (
+    'AwsSolutions-IAM4[Policy::{{"Fn::If":["{}",{{"Fn::Join":["",["arn:",{{"Ref":"AWS::Partition"}},'
+    '":iam::aws:policy/AmazonElasticContainerRegistryPublicReadOnly"]]}},{{"Ref":"AWS::NoValue"}}]}}]'
+)
 
 
 @dataclass(frozen=True)
@@ -89,8 +96,30 @@ class ControlPlane(Construct):
             kubectl_provider_options=eks.KubectlProviderOptions(kubectl_layer=kubectl_layer),
         )
         self.cluster.node.add_dependency(log_group)
+        self._accept_findings()
         for number, arn in enumerate(access.admin_role_arns):
             self._add_admin(f"Admin{number}", arn)
+
+    def _accept_findings(self) -> None:
+        """All of them are about roles and functions that CDK's cluster construct makes itself."""
+        reason = "Made by CDK's EKS construct, with AWS's policy for exactly this purpose."
+        policies = (
+            "AmazonEKSClusterPolicy",
+            "AmazonEC2ContainerRegistryReadOnly",
+            "service-role/AWSLambdaBasicExecutionRole",
+            "service-role/AWSLambdaVPCAccessExecutionRole",
+        )
+        function = self.cluster.node.find_child("KubectlProvider").node.find_child("Handler")
+        condition = Stack.of(self).get_logical_id(function.node.find_child("HasEcrPublic"))
+        accept(
+            self.cluster,
+            {
+                **{managed_policy(name): reason for name in policies},
+                _ECR_PUBLIC_POLICY.format(condition): reason,
+                wildcard(function.node.default_child, ":*"): "All versions of the one kubectl function.",
+                "AwsSolutions-L1": "CDK chooses the runtime of its own function and tests it with it.",
+            },
+        )
 
     def _secrets_key(self) -> kms.Key:
         return kms.Key(

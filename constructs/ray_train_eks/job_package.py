@@ -72,12 +72,10 @@ class JobPackage(Construct):
             self._asset = s3_assets.Asset(self, "Asset", path=scratch)
         self.url = self._asset.s3_object_url
 
-    def read_statement(self) -> iam.PolicyStatement:
-        """Reads exactly this zip; `Asset.grant_read` would open the whole bucket of assets."""
-        return iam.PolicyStatement(
-            actions=["s3:GetObject"],
-            resources=[self._asset.bucket.arn_for_objects(self._asset.s3_object_key)],
-        )
+    def grant_read_to(self, role: iam.Role) -> None:
+        """Lets a role read exactly this zip; `Asset.grant_read` would open the whole bucket of assets."""
+        key = self._asset.bucket.arn_for_objects(self._asset.s3_object_key)
+        role.add_to_policy(iam.PolicyStatement(actions=["s3:GetObject"], resources=[key]))
 
 
 def _copy(module: Path, into: Path) -> Path:

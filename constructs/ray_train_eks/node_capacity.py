@@ -35,8 +35,8 @@ class NodeCapacity:
             raise ValueError(f"capacity {self.kind!r}: use on-demand, reservation or capacity-block")
         if self.kind == "on-demand" and self.reservation_id:
             raise ValueError(
-                f"capacity on-demand with reservation {self.reservation_id}: On-Demand launches would not use it; "
-                "use reservation or capacity-block"
+                f"capacity on-demand with reservation {self.reservation_id}: On-Demand launches ignore "
+                "it; use reservation or capacity-block"
             )
         if self.kind != "on-demand" and not self.reservation_id:
             raise ValueError(f"capacity {self.kind}: needs the id of the reservation, cr-...")
@@ -53,7 +53,8 @@ class NodeCapacity:
         """
         if self.kind == "capacity-block" and not instance.name.startswith("p"):
             raise ValueError(
-                f"capacity capacity-block with {instance.name}: EC2 offers blocks for P types only; use reservation"
+                f"capacity capacity-block with {instance.name}: EC2 offers blocks for P types only; "
+                "use reservation"
             )
 
     @property

@@ -7,10 +7,18 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 
 from constructs import Construct
+from ray_train_eks.accepted_findings import accept, wildcard
 
 RUNS_PREFIX = "runs"
 CHECKPOINTS_PREFIX = "checkpoints"
 _ABANDONED_UPLOAD_DAYS = 7
+_OBJECT_ACTIONS = [
+    "s3:GetObject",
+    "s3:PutObject",
+    "s3:DeleteObject",
+    "s3:AbortMultipartUpload",
+    "s3:ListMultipartUploadParts",
+]
 
 
 class ResultsBucket(s3.Bucket):
@@ -44,29 +52,23 @@ class ResultsBucket(s3.Bucket):
                 ),
             ],
         )
+        reason = "Only the job's role has access; CloudTrail data events can record it."
+        accept(self, {"AwsSolutions-S1": reason})
 
     @property
     def storage_path(self) -> str:
         """Where runs write, as an s3:// address."""
         return f"s3://{self.bucket_name}/{RUNS_PREFIX}"
 
-    def run_statements(self) -> list[iam.PolicyStatement]:
+    def grant_runs(self, role: iam.Role) -> None:
         """What a training job needs: the objects under its prefixes, and to list the bucket.
 
         Listing is not narrowed to the prefixes: pyarrow, which Ray Train stores through, asks first whether
         the bucket exists (HeadBucket), a call that carries no prefix to compare.
         """
-        prefixes = (RUNS_PREFIX, CHECKPOINTS_PREFIX)
-        return [
-            iam.PolicyStatement(actions=["s3:ListBucket"], resources=[self.bucket_arn]),
-            iam.PolicyStatement(
-                actions=[
-                    "s3:GetObject",
-                    "s3:PutObject",
-                    "s3:DeleteObject",
-                    "s3:AbortMultipartUpload",
-                    "s3:ListMultipartUploadParts",
-                ],
-                resources=[self.arn_for_objects(f"{prefix}/*") for prefix in prefixes],
-            ),
-        ]
+        below = [f"{prefix}/*" for prefix in (RUNS_PREFIX, CHECKPOINTS_PREFIX)]
+        objects = [self.arn_for_objects(pattern) for pattern in below]
+        role.add_to_policy(iam.PolicyStatement(actions=["s3:ListBucket"], resources=[self.bucket_arn]))
+        role.add_to_policy(iam.PolicyStatement(actions=_OBJECT_ACTIONS, resources=objects))
+        reason = "The names of a run's files are not known beforehand; the prefix is the job's own."
+        accept(role, {wildcard(self.node.default_child, f"/{pattern}"): reason for pattern in below})
