@@ -19,7 +19,7 @@ OVERLAP = 0.5
 # Bytes of weights read or written per parameter in forward and backward (three passes over bf16 weights):
 # the least time of a micro-batch, however few its tokens.
 _WEIGHT_PASSES_BYTES = 6
-# Tokens whose logits exist at one time (training.loss).
+# Tokens whose logits exist at one time (training.loss.CHUNK_TOKENS, which imports torch).
 LOGITS_CHUNK_TOKENS = 2048
 # What is left of the measured peaks after everything derived is subtracted: workspaces of kernels, norms,
 # allocator rounding. Fitted, 2 x H200, five configurations.
@@ -90,12 +90,14 @@ class Sharding:
 
 
 def our_sharding(hybrid: bool, load: Load, reshard_after_forward: bool, reduce_bytes: int) -> Sharding:
-    """Traffic of `training.loop`: weights stay gathered from one micro-batch's backward to the next forward.
+    """Traffic of `training.step`.
 
-    The root unit (embedding, last norm, loss) is never given up in between, so it is gathered once.
+    Weights stay gathered for the whole step; or, with `reshard_after_forward`, layers are gathered twice in
+    every micro-batch and the root unit (embedding, last norm, loss) once in each.
     """
     k = load.num_micro_batches
-    return Sharding(hybrid, 1 + k if reshard_after_forward else 1, 1, k, reduce_bytes=reduce_bytes)
+    layer_gathers, root_gathers = (2 * k, k) if reshard_after_forward else (1, 1)
+    return Sharding(hybrid, layer_gathers, root_gathers, k, reduce_bytes=reduce_bytes)
 
 
 def sample_sharding(load: Load) -> Sharding:
@@ -289,21 +291,21 @@ def _together(compute_s: float, communication_s: float) -> float:
 def _phases(
     shape: ModelShape, cluster: Cluster, load: Load, sharding: Sharding
 ) -> Iterator[tuple[bool, Traffic]]:
-    """The step's phases in order: whether it is a backward, and what travels during it."""
+    """The step's phases in order: whether it is a backward, and what travels during it.
+
+    Gathers come first in forwards, at most one in each, and then in backwards.
+    """
     layers, root = gather_traffic(shape, cluster, sharding)
     reduce = reduce_traffic(shape, cluster, sharding)
-    layer_gathers, root_gathers = sharding.num_layer_gathers, sharding.num_root_gathers
     k = load.num_micro_batches
     for micro_batch in range(k):
-        first, last = micro_batch == 0, micro_batch == k - 1
-        # Every micro-batch gathers twice (2 k), or the first twice and the others once (1 + k), or only once.
-        forward_gathers = first or layer_gathers == 2 * k
-        backward_gathers = layer_gathers > 1
-        forward = layers if forward_gathers else Traffic()
-        yield False, forward + (root if first or root_gathers == 2 * k else Traffic())
-        backward = (layers if backward_gathers else Traffic()) + reduce
-        backward += root if root_gathers == 2 * k else Traffic()
-        yield True, backward + (replica_traffic(shape, cluster, sharding) if last else Traffic())
+        is_last = micro_batch == k - 1
+        forward, backward = Traffic(), reduce
+        for unit, num_gathers in ((layers, sharding.num_layer_gathers), (root, sharding.num_root_gathers)):
+            forward += unit if micro_batch < num_gathers else Traffic()
+            backward += unit if micro_batch < num_gathers - k else Traffic()
+        yield False, forward
+        yield True, backward + (replica_traffic(shape, cluster, sharding) if is_last else Traffic())
 
 
 def step_time(

@@ -35,7 +35,7 @@ from training.estimate import (
     memory_warning,
     predict_time,
 )
-from training.shape import QWEN25_1_5B, ModelShape
+from training.shape import KNOWN_SHAPES, ModelShape
 
 PROG = "python -m training.predict"
 DEFAULT_INSTANCE_TYPE = "g6.12xlarge"
@@ -71,7 +71,7 @@ class Prediction:
         steps_per_s: its inverse.
         tokens_per_s: tokens of all GPUs together.
         tokens_per_s_range: the same at 20% less and 20% more arithmetic per second than assumed.
-        mfu: share of the GPUs' peak, in percent; None where the peak is unknown.
+        mfu: share of the GPUs' peak, 0 ... 1; None where the peak is unknown.
         boundary_gb: 1e9 bytes that leave one node per step.
         boundary_gb_by_scheme: the same under other ways to shard.
         memory_gib: peak of allocated memory per GPU.
@@ -138,7 +138,7 @@ def predict(request: Request) -> Prediction:
         steps_per_s=1 / time.step_s,
         tokens_per_s=tokens / time.step_s,
         tokens_per_s_range=(low, high),
-        mfu=100 * flops_per_s / (peak * cluster.num_gpus) if peak else None,
+        mfu=flops_per_s / (peak * cluster.num_gpus) if peak else None,
         boundary_gb=boundary_gb(config, shape, cluster, loop),
         boundary_gb_by_scheme=boundary_gb_by_scheme(shape, cluster, load),
         memory_gib=memory_gib(config, shape, cluster, loop),
@@ -305,14 +305,16 @@ def find_shape(model_id: str) -> ModelShape:
     Raises:
         UsageError: the sizes are not known here.
     """
-    if model_id.lower() in ("qwen/qwen2.5-1.5b", "qwen2.5-1.5b-random"):
-        return QWEN25_1_5B
+    if model_id in KNOWN_SHAPES:
+        return KNOWN_SHAPES[model_id]
     path = Path(model_id) / "config.json"
     try:
         return ModelShape.from_hf_config(SimpleNamespace(**json.loads(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError) as error:
         reason = f"{error.strerror}: {path}" if isinstance(error, OSError) else f"{path}: {error}"
-        remedy = "name Qwen/Qwen2.5-1.5B, or a local folder that holds the model's config.json"
+        remedy = (
+            f"name one of {', '.join(KNOWN_SHAPES)}, or a local folder that holds the model's config.json"
+        )
         raise UsageError([f"--model-id {model_id}: sizes unknown ({reason}); {remedy}"]) from None
 
 
@@ -320,7 +322,7 @@ def as_text(prediction: Prediction) -> str:
     """The prediction for people."""
     p, time = prediction, prediction.time
     low, high = p.tokens_per_s_range
-    mfu = f", MFU {p.mfu:.1f}%" if p.mfu is not None else ""
+    mfu = f", MFU {p.mfu:.1%}" if p.mfu is not None else ""
     lines = [
         f"PREDICTION, not measured: {p.name} on {p.num_nodes} x {p.instance_type} ({p.num_gpus} GPUs)",
         f"  step            {p.step_s:.3f} s = {p.steps_per_s:.4f} steps/s",

@@ -144,3 +144,19 @@ QWEN25_1_5B = ModelShape(
     tied=True,
     qkv_bias=True,
 )
+
+# training.model.named_architecture("tiny"); a test holds them together.
+TINY = ModelShape(
+    hidden_size=64,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=256,
+    vocab_size=259,
+    tied=True,
+    qkv_bias=True,
+)
+
+KNOWN_SHAPES = {"Qwen/Qwen2.5-1.5B": QWEN25_1_5B, "qwen2.5-1.5b-random": QWEN25_1_5B, "tiny": TINY}
+"""Shapes that are known by the name a job gives (`model_id`), without a file."""

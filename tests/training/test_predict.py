@@ -77,6 +77,17 @@ def test_nothing_crosses_the_boundary_of_a_single_node(capsys):
         assert result["boundary_gb"] == result["time"]["network_s"] == 0
 
 
+@pytest.mark.parametrize("loop", [OURS, AWS_SAMPLE])
+@pytest.mark.parametrize("sharding", ["hybrid", "full"])
+@pytest.mark.parametrize("reshards", [False, True])
+@pytest.mark.parametrize("k", [1, 4])
+def test_the_network_time_counts_every_byte_of_the_boundary(loop, sharding, reshards, k):
+    config = TrainingConfig(sharding=sharding, reshard_after_forward=reshards, gradient_accumulation=k)
+    time = estimate.predict_time(config, QWEN25_1_5B, TWO_BY_FOUR, Rates(5.0, 10.0, 50.0, 300.0, 0.1), loop)
+    expected = estimate.boundary_gb(config, QWEN25_1_5B, TWO_BY_FOUR, loop) / 5.0
+    assert time.network_s == pytest.approx(expected)
+
+
 # Peak GB (1e9 bytes) of torch's allocator, measured on 2 x NVIDIA H200, full shard.
 @pytest.mark.parametrize(
     ("loop", "settings", "measured_gb"),

@@ -9,7 +9,8 @@ import pytest
 import torch
 import transformers
 
-from training.shape import QWEN25_1_5B, ModelShape
+from training.model import named_architecture
+from training.shape import KNOWN_SHAPES, QWEN25_1_5B, ModelShape
 
 SIZES = {
     "hidden_size": 48,
@@ -90,3 +91,8 @@ def test_flops_are_six_per_weight_and_the_causal_half_of_attention():
 def test_flops_do_not_depend_on_tying():
     untied = dataclasses.replace(QWEN25_1_5B, tied=False)
     assert untied.flops_per_token(2048) == QWEN25_1_5B.flops_per_token(2048)
+
+
+@pytest.mark.parametrize("name", ["tiny", "qwen2.5-1.5b-random"])
+def test_shapes_known_by_name_are_those_the_job_builds(name):
+    assert KNOWN_SHAPES[name] == ModelShape.from_hf_config(named_architecture(name))
