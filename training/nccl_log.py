@@ -14,6 +14,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ _CHANNEL = re.compile(
 def _take(text: str, place: Place, processes: dict[tuple[str, int], ProcessLog]) -> None:
     """Adds what one line says to its process; a line can hold several messages that lost their ends."""
     heads = list(_HEAD.finditer(text))
-    for head, following in zip(heads, [*heads[1:], None], strict=True):
+    for head, following in zip_longest(heads, heads[1:]):
         host, pid = head[1], int(head[2])
         process = processes.get((host, pid))
         if process is None:
