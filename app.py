@@ -18,12 +18,11 @@ def main() -> int:
     """
     app = cdk.App()
     try:
-        settings = load(app.node.get_all_context())
+        build(app, load(app.node.get_all_context()))
     except SettingsError as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
         return 1
-    build(app, settings)
     app.synth()
     return 0
 

@@ -81,6 +81,28 @@ def _capacity_is_consistent(
     return []
 
 
+def _type_has_capacity_blocks(capacity: str, gpu_instance_type: str) -> list[Problem]:
+    """The same rule as ray_train_eks.node_capacity, which serves those who use the construct alone."""
+    if capacity != "capacity-block" or gpu_instance_type.startswith("p"):
+        return []
+    remedy = f"EC2 offers Capacity Blocks for P types only, not for {gpu_instance_type}; use reservation"
+    return [Problem("capacity", capacity, remedy)]
+
+
+def _each_az_takes_one_nat_gateway(azs: tuple[str, ...], num_nat_gateways: int) -> list[Problem]:
+    if num_nat_gateways <= len(azs):
+        return []
+    remedy = f"more than azs, of which there are {len(azs)}; one a zone is the most that helps"
+    return [Problem("num_nat_gateways", num_nat_gateways, remedy)]
+
+
+def _cached_image_is_public(image: str, image_pull_through_cache: bool) -> list[Problem]:
+    if not image_pull_through_cache or image.startswith("public.ecr.aws/"):
+        return []
+    remedy = f"only images of public.ecr.aws can be cached, not {image}; set it to false"
+    return [Problem("image_pull_through_cache", True, remedy)]
+
+
 def _head_fits(system_instance_type: str, head_cpu: int, head_memory_gib: int) -> list[Problem]:
     node, others = allocatable(find(system_instance_type)), system_pods()
     room_cpu, room_mib = node.cpu_millicores - others.cpu_millicores, node.memory_mib - others.memory_mib
@@ -172,6 +194,9 @@ _CROSS_CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     _gpu_az_is_one_of_azs,
     _gpu_nodes_can_do_efa,
     _capacity_is_consistent,
+    _type_has_capacity_blocks,
+    _each_az_takes_one_nat_gateway,
+    _cached_image_is_public,
     _head_fits,
     _job_name_fits,
     _kubectl_layer_is_installed,

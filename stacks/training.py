@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_eks as eks_l1
@@ -14,12 +15,13 @@ from ray_train_eks.pod_role import PodRole
 from ray_train_eks.results_bucket import ResultsBucket
 
 from constructs import Construct
+from k8s import operator_rules
 from k8s.namespace import namespace
 from k8s.network_policy import network_policies
 from k8s.ray_cluster import ray_cluster
 from k8s.ray_job import job_name, ray_job
 from k8s.service_account import SERVICE_ACCOUNT_NAME, service_account
-from settings import JOB_DIGEST_LENGTH, Settings
+from settings import JOB_DIGEST_LENGTH, Settings, SettingsError
 from stacks.app_stack import AppStack
 from training.config import to_argv
 
@@ -35,6 +37,9 @@ class TrainingStack(AppStack):
         Args:
             settings: all of them, since the manifests are made from them; `ray.image` is what pods pull.
             cluster: where to.
+
+        Raises:
+            SettingsError: the KubeRay operator would refuse the RayCluster or the RayJob.
         """
         super().__init__(
             scope, id, settings.network, "Training: RayCluster, RayJob, identity, results bucket"
@@ -62,7 +67,8 @@ class TrainingStack(AppStack):
             service_account=SERVICE_ACCOUNT_NAME,
             role_arn=role.role_arn,
         )
-        association.node.add_dependency(role)  # and its policy, which the first pod needs at once
+        # The role's policy is a resource of its own, and the first pod needs it at once.
+        association.node.add_dependency(role.node.find_child("DefaultPolicy"))
         return association
 
     def _apply_in_order(self, identity: eks_l1.CfnPodIdentityAssociation) -> None:
@@ -71,29 +77,31 @@ class TrainingStack(AppStack):
         A RayJob or RayCluster whose operator is gone never finishes deleting (finalizers).
         """
         settings = self._settings
+        cluster, job = ray_cluster(settings), self._ray_job() if settings.ray.train else None
+        if problems := operator_rules.problems(cluster, job):
+            raise SettingsError(problems)
         steps = [
             self._manifest("Namespace", [namespace(settings)]),
             self._manifest("ServiceAccount", [service_account(settings)]),
             self._manifest("NetworkPolicies", network_policies(settings)),
             # Pod Identity is given to pods when they are created: not before the association exists.
             identity,
-            self._manifest("RayCluster", [ray_cluster(settings)]),
+            self._manifest("RayCluster", [cluster]),
         ]
-        if settings.ray.train:
-            steps.append(self._job())
+        if job:
+            # A finished RayJob never runs again: changed code or arguments are a new name, hence a new id.
+            steps.append(self._manifest(f"RayJob-{self._digest}", [job]))
+            cdk.CfnOutput(self, "RayJobName", value=job_name(settings, self._digest))
         for earlier, later in itertools.pairwise(steps):
             later.node.add_dependency(earlier)
 
-    def _job(self) -> Manifest:
-        job = ray_job(
+    def _ray_job(self) -> dict[str, Any]:
+        return ray_job(
             self._settings,
             digest=self._digest,
             working_dir=self._package.url,
             storage_path=self._bucket.storage_path,
         )
-        # A finished RayJob never runs again: changed code or arguments are a new name, hence a new id.
-        cdk.CfnOutput(self, "RayJob", value=job_name(self._settings, self._digest))
-        return self._manifest(f"RayJob-{self._digest}", [job])
 
-    def _manifest(self, id: str, objects: list[dict]) -> Manifest:
+    def _manifest(self, id: str, objects: list[dict[str, Any]]) -> Manifest:
         return Manifest(self, id, cluster=self._cluster, objects=objects)

@@ -185,6 +185,10 @@ def test_a_version_that_eks_no_longer_creates_is_warned_about():
 
 
 def test_a_capacity_block_that_has_not_started_is_pointed_out():
-    block = {"capacity": "capacity-block", "capacity_reservation_id": "cr-0123456789abcdef0"}
+    block = {
+        "gpu_instance_type": "p5.48xlarge",
+        "capacity": "capacity-block",
+        "capacity_reservation_id": "cr-0123456789abcdef0",
+    }
     assert "0 nodes" in warnings(**block)
     assert "0 nodes" not in warnings(**block, capacity_block_started=True)

@@ -1,0 +1,30 @@
+"""Settings that the stacks could not build anything sensible from."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import settings
+
+CONTEXT = json.loads((Path(__file__).parents[2] / "cdk.json").read_text())["context"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            {"capacity": "capacity-block", "capacity_reservation_id": "cr-0123456789abcdef0"},
+            "capacity = capacity-block: EC2 offers Capacity Blocks for P types only, not for g6.12xlarge",
+        ),
+        ({"num_nat_gateways": 4}, "num_nat_gateways = 4: more than azs, of which there are 3"),
+        (
+            {"image_pull_through_cache": True, "image": "registry.example.com/ray:v1.0.0"},
+            "image_pull_through_cache = True: only images of public.ecr.aws can be cached",
+        ),
+    ],
+)
+def test_what_no_stack_can_be_built_from_is_refused_with_the_remedy(overrides, expected):
+    with pytest.raises(settings.SettingsError) as caught:
+        settings.load(CONTEXT | overrides)
+    assert [problem for problem in caught.value.problems if problem.startswith(expected)]
