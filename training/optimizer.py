@@ -1,0 +1,78 @@
+"""AdamW over fp32 master weights, its learning rate over the steps, and gradient clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+BETAS = (0.9, 0.95)
+"""Usual for language models (GPT-3, arXiv:2005.14165 appendix B): a shorter memory of squared gradients."""
+
+FINAL_SHARE = 0.1
+"""Where the cosine ends, as a share of the peak learning rate."""
+
+
+def build(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW that does not pull norms and biases towards zero.
+
+    Args:
+        model: with its final (sharded, fp32) parameters; shared ones are taken once.
+        learning_rate: of the first step.
+        weight_decay: for parameters of two or more dimensions; all others have none.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    # One kernel for the whole update on CUDA; on the CPU the default loops are as fast and better tested.
+    fused = any(parameter.is_cuda for parameter in parameters)
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=learning_rate, betas=BETAS, fused=fused
+    )
+
+
+def learning_rate_at(step: int, *, peak: float, num_steps: int, warmup_steps: int) -> float:
+    """Linear warm-up, then a cosine from the peak to `FINAL_SHARE` of it at the last step.
+
+    Args:
+        step: 1 ... num_steps.
+        peak: learning rate at the end of the warm-up.
+        num_steps: optimizer steps of the whole run.
+        warmup_steps: steps until the peak; 0 starts at the peak. A run that is no longer than its warm-up
+            never decays.
+    """
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    first, last = max(warmup_steps, 1), num_steps
+    progress = (step - first) / (last - first) if last > first else 0.0
+    return peak * (FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Sets the learning rate of every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """Scales gradients so that their norm over all ranks is at most `max_norm`.
+
+    Args:
+        parameters: sharded or not; every rank calls this with its shards of the same parameters.
+        max_norm: 0 leaves the gradients as they are.
+
+    Returns:
+        The norm of all gradients before clipping, [] on the device, equal on every rank. Nothing waits for it.
+    """
+    parameters = [parameter for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters], foreach=True)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    if max_norm:
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
+    return norm

@@ -1,0 +1,123 @@
+"""One optimizer step over all ranks, from micro-batches to updated weights.
+
+Nothing here waits for the device unless `on_nan` is "skip": the caller reads the outcome when it has queued
+what else there is to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.config import TrainingConfig
+from training.loss import IGNORED_LABEL
+from training.model import CausalLM
+from training.optimizer import clip_gradients
+from training.parallel import accumulate
+
+
+def train_step(
+    model: CausalLM,
+    optimizer: torch.optim.Optimizer,
+    micro_batches: Sequence[tuple[Tensor, Tensor]],
+    config: TrainingConfig,
+    has_failed: bool = False,
+) -> Outcome:
+    """Runs one optimizer step. Every rank calls it with as many micro-batches.
+
+    The loss is the mean over all labels of the step that count, on all ranks and in all micro-batches, so that
+    neither the number of ranks nor that of micro-batches changes a gradient.
+
+    Args:
+        model: from `training.parallel.parallelize`.
+        optimizer: of the model's parameters.
+        micro_batches: pairs (input_ids, labels), int64 [batch_size, seq_len], on the model's device.
+        config: `max_grad_norm`, `on_nan` and `reshard_after_forward` are read.
+        has_failed: this rank's data is a placeholder; every rank learns so from the outcome.
+
+    Returns:
+        What happened, on the device.
+    """
+    model.loss_scale = _loss_scale(micro_batches)
+    loss = _backward(model, micro_batches, keeps_parameters=not config.reshard_after_forward)
+    grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
+    outcome = Outcome.gather(loss, grad_norm, has_failed)
+    if config.on_nan != "skip" or outcome.read().is_finite:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return outcome
+
+
+def _loss_scale(micro_batches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """What the summed loss of each micro-batch is multiplied with, fp32 [], equal on every rank."""
+    counts = [(labels != IGNORED_LABEL).sum() for _, labels in micro_batches]
+    num_labels = torch.stack(counts).sum()
+    dist.all_reduce(num_labels)
+    # FSDP averages gradients over ranks: the factor world_size turns that into a sum.
+    return (dist.get_world_size() / num_labels.clamp(min=1)).float()
+
+
+def _backward(
+    model: CausalLM, micro_batches: Sequence[tuple[Tensor, Tensor]], keeps_parameters: bool
+) -> Tensor:
+    """Leaves the step's gradients on the parameters; returns this rank's share of the loss, []."""
+    losses = []
+    for index, (input_ids, labels) in enumerate(micro_batches, start=1):
+        accumulate(model, index == len(micro_batches), keeps_parameters)
+        loss = model(input_ids, labels)
+        loss.backward()
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a step came to, equal on every rank.
+
+    Attributes:
+        loss: mean over the step's labels.
+        grad_norm: of all gradients, before clipping.
+        not_finite_ranks: ranks whose share of the loss is NaN or infinite.
+        failed_ranks: ranks without data for this step.
+    """
+
+    loss: float
+    grad_norm: float
+    not_finite_ranks: list[int]
+    failed_ranks: list[int]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether loss and gradients can be used."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A `Result` that the device may still be computing: fp64 [world_size, 3]."""
+
+    _of_ranks: Tensor
+
+    @classmethod
+    def gather(cls, loss: Tensor, grad_norm: Tensor, has_failed: bool) -> Outcome:
+        """One small all-gather: each rank's loss, gradient norm, and whether its data failed."""
+        failed = torch.full_like(loss, float(has_failed), dtype=torch.float64)
+        own = torch.stack([loss.double(), grad_norm.double(), failed])
+        of_ranks = own.new_empty(dist.get_world_size(), len(own))
+        dist.all_gather(list(of_ranks), own)
+        return cls(of_ranks)
+
+    def read(self) -> Result:
+        """Waits for the device."""
+        losses, norms, failed = zip(*self._of_ranks.tolist(), strict=True)
+        return Result(
+            loss=sum(losses) / len(losses),
+            grad_norm=norms[0],
+            not_finite_ranks=[rank for rank, loss in enumerate(losses) if not math.isfinite(loss)],
+            failed_ranks=[rank for rank, flag in enumerate(failed) if flag],
+        )
