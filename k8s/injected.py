@@ -68,7 +68,7 @@ def _groups(ray_cluster: Manifest) -> list[Manifest]:
 def _worker_pod(ray_cluster: Manifest, group: Manifest) -> Manifest:
     spec = _ray_pod(ray_cluster, group["template"])
     ray = spec["containers"][0]
-    # It copies the image, the environment, the mounts and the security context of the Ray container.
+    # The operator copies these of the Ray container (and its mounts, which are of no account here).
     waiting = {key: copy.deepcopy(ray[key]) for key in ("image", "env", "securityContext") if key in ray}
     waiting |= {"name": "wait-gcs-ready", "resources": guaranteed(_WAIT_RESOURCES)}
     spec.setdefault("initContainers", []).append(waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 
 from k8s.pods import Manifest
@@ -22,11 +23,10 @@ def quantity(text: str) -> Decimal:
     Raises:
         ValueError: not a quantity in the suffixes used here (m, k, M, G, Ki, Mi, Gi, Ti).
     """
-    number = text.rstrip("kKmMGTi")
-    try:
-        return Decimal(number) * _FACTORS[text[len(number) :]]
-    except (ArithmeticError, KeyError):
-        raise ValueError(f"{text!r} is not a Kubernetes quantity such as 500m or 8Gi") from None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", text)
+    if not found or found[2] not in _FACTORS:
+        raise ValueError(f"{text!r} is not a Kubernetes quantity such as 500m or 8Gi")
+    return Decimal(found[1]) * _FACTORS[found[2]]
 
 
 def qos_class(pod_spec: Manifest) -> str:

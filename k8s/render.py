@@ -107,6 +107,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: _Dumper, text: str) -> yaml.Node:
+    """Text of several lines as a block, which reads as it is."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def _yaml(manifests: list[Manifest]) -> str:
     return _HEADER + yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=110)
 

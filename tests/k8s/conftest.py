@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
@@ -44,9 +45,7 @@ def cluster(settings: Settings) -> dict[str, Any]:
 
 @pytest.fixture
 def job(settings: Settings) -> dict[str, Any]:
-    return ray_job(
-        settings, digest=DIGEST, working_dir="s3://assets/0.zip", storage_path="s3://results/runs"
-    )
+    return ray_job(settings, digest=DIGEST, working_dir="s3://assets/0.zip", storage_path="s3://results/runs")
 
 
 # --- KubeRay's schemas ------------------------------------------------------------------------------------
@@ -59,12 +58,13 @@ def _crd_folder(version: str) -> Path | None:
     if beside.is_dir():
         return beside
     helm = shutil.which("helm")
-    target = ROOT / ".pytest_cache" / f"kuberay-operator-{version}"
-    if helm and not target.is_dir():
+    target = ROOT / ".pytest_cache" / f"kuberay-{version}"
+    crds = target / "kuberay-operator" / "crds"
+    if helm and not crds.is_dir():
         repository = "https://ray-project.github.io/kuberay-helm/"
         pull = [helm, "pull", "kuberay-operator", "--repo", repository, "--version", version]
-        subprocess.run([*pull, "--untar", "--untardir", str(target)], check=False, timeout=60)
-    crds = target / "kuberay-operator" / "crds"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run([*pull, "--untar", "--untardir", str(target)], check=False, timeout=30)
     return crds if crds.is_dir() else None
 
 
