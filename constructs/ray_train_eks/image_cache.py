@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aws_cdk import RemovalPolicy
+from aws_cdk import RemovalPolicy, Stack
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_iam as iam
 
@@ -50,7 +50,9 @@ class ImageCache(Construct):
             removal_policy=RemovalPolicy.DESTROY,
         )
         self._repository.node.add_dependency(rule)
-        self.image = f"{self._repository.repository_uri}{path[len(name) :]}"
+        stack = Stack.of(self)
+        registry = f"{stack.account}.dkr.ecr.{stack.region}.{stack.url_suffix}"
+        self.image = f"{registry}/{prefix}/{path}"
 
     def grant_pull(self, grantee: iam.IGrantable) -> None:
         """Lets nodes have ECR fetch what is not in the cache yet."""
