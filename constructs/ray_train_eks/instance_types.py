@@ -41,7 +41,7 @@ class InstanceType:
 
     @property
     def worker_pod_cpu(self) -> int:
-        """CPUs of the one Ray worker pod on a node: 5/6 of the node (g6.12xlarge: 40); the rest is the node's."""
+        """CPUs of the one Ray worker pod on a node: 5/6 of the node (g6.12xlarge: 40)."""
         return self.vcpus * 5 // 6
 
     @property
