@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(CURDIR)/node_modules/.bin:$(PATH)
-# aws-cdk-lib prints a banner on every start under Node 20, which still runs it.
-export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 1
+# jsii, on which aws-cdk-lib runs, prints a banner at every start under Node 20, which still works.
+export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
 PYTHON_READY := $(VENV)/.installed
 NODE_READY := node_modules/.installed
