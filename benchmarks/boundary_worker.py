@@ -1,0 +1,31 @@
+"""One rank of `benchmarks.boundary_bytes` on a host of its own. Started by it, with torchrun's variables."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks import ranks
+from benchmarks.boundary_bytes import Options, count_all
+from benchmarks.ranks import Place
+
+
+def main() -> None:
+    """Reads the task and counts."""
+    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    fields = task["options"] | {"out": Path(task["options"]["out"])}
+    options = Options(**fields | {"accumulations": tuple(fields["accumulations"])})
+    torch.set_num_threads(1)
+    place = Place(int(os.environ["RANK"]), tuple(task["nodes"]), torch.device("cpu"))
+    ranks.join(place)
+    count_all(place, options)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

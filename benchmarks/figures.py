@@ -1,0 +1,123 @@
+"""Pictures of result files: `python -m benchmarks.figures FILE...` writes each next to its file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+_COLORS = {"ours": "#1b6ca8", "aws-sample": "#e07b39", "accelerate-fsdp2": "#7a7a7a"}
+
+
+def throughput(path: Path) -> Path:
+    """Tokens/s/GPU of each loop and setting, one panel for each condition."""
+    content = _read(path)
+    rows = [row for row in content["rows"] if row["tokens_per_s_per_gpu"]]
+    conditions = list(dict.fromkeys(row["condition"] for row in rows))
+    height = 1.2 + 0.32 * len(rows) + 0.5 * len(conditions)
+    figure, axes = plt.subplots(
+        max(len(conditions), 1),
+        1,
+        figsize=(9, height),
+        squeeze=False,
+        height_ratios=[sum(row["condition"] == name for row in rows) for name in conditions] or None,
+    )
+    for axis, condition in zip(axes[:, 0], conditions, strict=False):
+        _throughput_panel(axis, condition, [row for row in rows if row["condition"] == condition])
+    return _save(figure, path, content)
+
+
+def _throughput_panel(axis: plt.Axes, condition: str, rows: Sequence[dict[str, Any]]) -> None:
+    rows = sorted(rows, key=lambda row: (row["batch_size"] * row["seq_len"], row["name"]))
+    labels = [f"{row['name']}  {row['batch_size']}x{row['seq_len']} {row['settings']}" for row in rows]
+    rates = [row["tokens_per_s_per_gpu"] for row in rows]
+    bars = axis.barh(range(len(rows)), rates, color=[_COLORS[row["name"]] for row in rows])
+    axis.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=3, fontsize=8)
+    axis.set_yticks(range(len(rows)), labels, fontsize=8)
+    axis.set_title(condition, loc="left", fontsize=10)
+    axis.set_xlabel("tokens/s/GPU, median", fontsize=8)
+    axis.margins(x=0.15)
+
+
+def grouped(path: Path, value: str, label: str, group: str, series: str) -> Path:
+    """Bars of one field, grouped by a second and colored by a third."""
+    content = _read(path)
+    rows = [row for row in content["rows"] if row.get(value) is not None]
+    figure, axis = plt.subplots(figsize=(9, 4.5))
+    groups = list(dict.fromkeys(str(row[group]) for row in rows))
+    names = list(dict.fromkeys(str(row[series]) for row in rows))
+    width = 0.8 / max(len(names), 1)
+    for index, name in enumerate(names):
+        own = [row for row in rows if str(row[series]) == name]
+        places = [groups.index(str(row[group])) + index * width for row in own]
+        bars = axis.bar(places, [row[value] for row in own], width, label=name)
+        axis.bar_label(bars, fmt="{:,.3g}", fontsize=7)
+    axis.set_xticks([place + 0.4 - width / 2 for place in range(len(groups))], groups)
+    axis.set_xlabel(group)
+    axis.set_ylabel(label)
+    axis.legend(fontsize=8)
+    return _save(figure, path, content)
+
+
+def boundary_bytes(path: Path) -> Path:
+    """GB out of a node per step, by scheme and accumulation."""
+    return grouped(path, "measured_gb", "GB out of one node per step", "gradient_accumulation", "scheme")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _save(figure: plt.Figure, path: Path, content: dict[str, Any]) -> Path:
+    machine = content["machine"]
+    where = f"{len(machine['gpus'])} x {machine['gpus'][0]}" if machine["gpus"] else machine["cpu"]
+    figure.suptitle(
+        f"{content['benchmark']}: {where}, torch {content['versions']['torch']}, {content['date'][:10]}"
+    )
+    figure.tight_layout()
+    picture = path.with_suffix(".png")
+    figure.savefig(picture, dpi=130)
+    plt.close(figure)
+    return picture
+
+
+_BY_BENCHMARK = {
+    "throughput": throughput,
+    "boundary_bytes": boundary_bytes,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draws the pictures of the given result files."""
+    paths = [Path(name) for name in (sys.argv[1:] if argv is None else argv)]
+    problems = [problem for path in paths if (problem := _problem(path))]
+    if problems or not paths:
+        print("\n".join(problems) or "usage: python -m benchmarks.figures FILE...", file=sys.stderr)
+        return 2
+    for path in paths:
+        print(_BY_BENCHMARK[_read(path)["benchmark"]](path))
+    return 0
+
+
+def _problem(path: Path) -> str | None:
+    try:
+        benchmark = _read(path).get("benchmark")
+    except (OSError, ValueError) as error:
+        return f"{path}: {error}"
+    known = ", ".join(_BY_BENCHMARK)
+    return (
+        None
+        if benchmark in _BY_BENCHMARK
+        else f"{path}: benchmark {benchmark} has no picture; known: {known}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

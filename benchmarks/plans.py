@@ -1,0 +1,123 @@
+"""What `benchmarks.throughput` measures under each condition, in the order of importance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.loops import ACCELERATE, AWS_SAMPLE, OURS, Workload
+from training.config import TrainingConfig
+from training.shape import ModelShape
+
+# Bytes per parameter that stay on a rank: ours fp32 weights, gradients and two moments; the sample the same
+# four in bf16.
+_STATE_BYTES = {OURS: 16, ACCELERATE: 16, AWS_SAMPLE: 8}
+# Ranks that share them on 2 x g6.12xlarge: a node's four with hybrid sharding, all eight with full sharding.
+_L4_SHARDS = {OURS: 4, ACCELERATE: 8, AWS_SAMPLE: 8}
+L4_MEMORY_GB = 22.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One loop at one setting.
+
+    Attributes:
+        name: which loop.
+        batch_size: sequences per rank and micro-batch.
+        seq_len: tokens per sequence.
+        ours: fields of `TrainingConfig` in which our loop differs from the plain setting.
+    """
+
+    name: str
+    batch_size: int
+    seq_len: int
+    ours: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_micro_batches(self) -> int:
+        return self.ours.get("gradient_accumulation", 1)
+
+    @property
+    def settings(self) -> str:
+        """The differences in words, for tables."""
+        return " ".join(f"{name}={value}" for name, value in self.ours.items())
+
+    def workload(self, model: str, device_type: str) -> Workload:
+        """What the loop is built from."""
+        fields = {"gradient_accumulation": 1, "activation_memory": "none"} | self.ours
+        config = TrainingConfig(
+            model_id=model,
+            device=device_type,
+            num_workers=0 if device_type == "cuda" else 1,
+            batch_size=self.batch_size,
+            seq_len=self.seq_len,
+            **fields,
+        )
+        return Workload(model, self.batch_size, self.seq_len, self.num_micro_batches, config)
+
+
+def _all(batch_size: int, seq_len: int, **ours: Any) -> list[Trial]:
+    return [
+        Trial(OURS, batch_size, seq_len, ours),
+        Trial(AWS_SAMPLE, batch_size, seq_len),
+        Trial(ACCELERATE, batch_size, seq_len),
+    ]
+
+
+PLAIN = [
+    *_all(4, 2048),
+    *_all(8, 2048),
+    *_all(1, 128, layers_per_unit=7),
+    Trial(OURS, 16, 2048, {"layers_per_unit": 4}),
+    Trial(OURS, 4, 2048, {"gradient_accumulation": 4}),
+    Trial(AWS_SAMPLE, 16, 2048),
+    Trial(ACCELERATE, 16, 2048),
+]
+
+_TIGHT = {"activation_memory": "0.5", "reshard_after_forward": True}
+CAP_22GB = [
+    Trial(OURS, 4, 2048, _TIGHT),
+    Trial(OURS, 8, 2048, {"activation_memory": "full", "reshard_after_forward": True}),
+    Trial(OURS, 1, 2048, _TIGHT),
+    Trial(AWS_SAMPLE, 1, 2048),
+    Trial(ACCELERATE, 1, 2048),
+    Trial(AWS_SAMPLE, 2, 2048),
+    Trial(AWS_SAMPLE, 4, 2048),
+]
+
+L4_SHARE = [
+    Trial(OURS, 4, 2048, {"activation_memory": "0.5", "gradient_accumulation": 2}),
+    Trial(OURS, 8, 2048, {"activation_memory": "full", "gradient_accumulation": 2}),
+    Trial(AWS_SAMPLE, 1, 2048),
+    Trial(ACCELERATE, 2, 2048),
+    Trial(AWS_SAMPLE, 2, 2048),
+]
+
+SLOW_NETWORK = [
+    Trial(OURS, 4, 2048, {"reduce_dtype": "bfloat16", "gradient_accumulation": 8}),
+    Trial(AWS_SAMPLE, 4, 2048),
+    Trial(OURS, 4, 2048, {"gradient_accumulation": 8}),
+    Trial(OURS, 4, 2048, {"reduce_dtype": "bfloat16"}),
+    Trial(ACCELERATE, 4, 2048),
+    Trial(AWS_SAMPLE, 1, 128),
+    Trial(OURS, 1, 128, {"reduce_dtype": "bfloat16", "layers_per_unit": 7}),
+    Trial(OURS, 4, 2048, {"sharding": "full"}),
+]
+
+CONDITIONS = {"plain": PLAIN, "cap-22gb": CAP_22GB, "l4-share": L4_SHARE, "slow-network": SLOW_NETWORK}
+DESCRIPTIONS = {
+    "plain": "ranks connected as the machine connects them",
+    "cap-22gb": "22 GB of memory per rank, whatever the number of ranks",
+    "l4-share": "22 GB per rank, plus what a rank holds only because there are fewer ranks than 8 L4s",
+    "slow-network": "each rank a host of its own (NCCL_HOSTID), TCP over the loopback interface between them",
+}
+
+
+def memory_cap_gb(condition: str, name: str, shape: ModelShape, world_size: int) -> float | None:
+    """Memory a rank may use under a condition, in 1e9 bytes; None for all there is."""
+    if condition == "cap-22gb":
+        return L4_MEMORY_GB
+    if condition == "l4-share":
+        surplus = _STATE_BYTES[name] * shape.num_parameters() * (1 / world_size - 1 / _L4_SHARDS[name])
+        return L4_MEMORY_GB + max(surplus, 0.0) / 1e9
+    return None

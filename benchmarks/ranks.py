@@ -1,0 +1,133 @@
+"""Starts a benchmark's ranks on this machine, one process each, and says where each one stands."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import ProcessException
+
+TIMEOUT_S = 180
+# NCCL treats processes with different host ids as being on different hosts: what they say to each other goes
+# over the network, here TCP on the loopback interface. MNNVL would find the NVLink between them all the same.
+SLOW_NETWORK = {
+    "NCCL_NET": "Socket",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_MNNVL_ENABLE": "0",
+}
+# Multicast over NVLink needs a fabric manager that virtual machines may not reach; NCCL then fails at start.
+_ALWAYS = {"NCCL_NVLS_ENABLE": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+
+
+class RanksError(RuntimeError):
+    """A rank failed; the message ends with its error."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank.
+
+    Attributes:
+        nodes: for each rank the name of its (emulated) node.
+    """
+
+    rank: int
+    nodes: tuple[str, ...]
+    device: torch.device
+
+    @property
+    def world_size(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(set(self.nodes))
+
+
+def agree(failed: bool) -> bool:
+    """Whether any rank failed. Objects travel over gloo, so this works when NCCL no longer does."""
+    flags = [False] * dist.get_world_size()
+    dist.all_gather_object(flags, failed)
+    return any(flags)
+
+
+def run(
+    work: Callable[..., None],
+    arguments: Sequence[Any],
+    nodes: Sequence[str],
+    device_type: str,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Runs `work(place, *arguments)` in one process per entry of `nodes`; returns when all have ended.
+
+    Args:
+        work: a function of a module (it is pickled).
+        nodes: for each rank its node's name. With several names, NCCL is told that these are several hosts.
+        device_type: "cuda" or "cpu".
+        environment: for every rank, set before any collective library looks.
+
+    Raises:
+        RanksError: a rank failed; the others have been ended.
+    """
+    settings = _ALWAYS | dict(environment or {})
+    of_all = (work, tuple(arguments), tuple(nodes), device_type, _free_port(), settings)
+    try:
+        mp.start_processes(_rank, of_all, len(nodes), start_method="spawn")
+    except ProcessException as error:
+        raise RanksError(str(error).strip()) from None
+
+
+def _rank(
+    rank: int,
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
+    nodes: tuple[str, ...],
+    device_type: str,
+    port: int,
+    environment: Mapping[str, str],
+) -> None:
+    os.environ.update(environment)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(len(nodes)))
+    if len(set(nodes)) > 1:
+        os.environ["NCCL_HOSTID"] = nodes[rank]
+    if device_type == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(nodes)))
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    place = Place(rank, nodes, _device(device_type, rank))
+    join(place)
+    try:
+        work(place, *arguments)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(device_type: str, rank: int) -> torch.device:
+    return torch.device("cpu") if device_type == "cpu" else torch.device("cuda", rank)
+
+
+def join(place: Place) -> None:
+    """Makes the default process group of this rank."""
+    on_gpu = place.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(place.device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
