@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import PreTrainedModel
 
 from training.errors import JobError
 from training.model import CausalLM
@@ -34,7 +35,7 @@ class Weights(Protocol):
         """Rows start ... stop - 1 of a tensor, on the CPU.
 
         Args:
-            names: what the tensor may be called; a tied weight has several names.
+            names: what the tensor may be called, the usual name first; a tied weight has several.
             shape: of the whole tensor.
 
         Raises:
@@ -68,21 +69,20 @@ class RandomWeights:
 class FileWeights:
     """A folder as Hugging Face writes it: safetensors or PyTorch files, one or several with an index."""
 
-    def __init__(self, folder: str | Path, base_model_prefix: str = "") -> None:
+    def __init__(self, folder: str | Path) -> None:
         """
         Args:
             folder: holds the files.
-            base_model_prefix: what files of the model without its head leave out of the names ("model").
 
         Raises:
             JobError: no weights in the folder, or a file that cannot be read.
         """
-        self._folder, self._prefix = Path(folder), base_model_prefix + "."
-        self._files = {path: _open(path) for path in _weight_files(self._folder)}
-        self._holders = {name: file for file in self._files.values() for name in file.names}
+        self._folder = Path(folder)
+        files = [_open(path) for path in _weight_files(self._folder)]
+        self._holders = {name: file for file in files for name in file.names}
 
     def rows(self, names: Sequence[str], shape: torch.Size, start: int, stop: int) -> Tensor:
-        for name in (alias for given in names for alias in (given, given.removeprefix(self._prefix))):
+        for name in names:
             if name in self._holders:
                 return self._checked(name, shape, start, stop)
         raise JobError(f"{self._folder}: the files lack the tensor {names[0]}; they are not of this model")
@@ -154,6 +154,8 @@ def load_weights(model: CausalLM, weights: Weights, device: torch.device) -> Non
         JobError: a tensor is missing or of another shape, or a buffer cannot be rebuilt.
     """
     model.to_empty(device=device)
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        model.hf.tie_weights()  # to_empty makes two of a shared parameter, unless FSDP has taken hold of it
     model.require_tied()
     with torch.no_grad():
         _rebuild_buffers(model)
@@ -162,7 +164,7 @@ def load_weights(model: CausalLM, weights: Weights, device: torch.device) -> Non
     model.require_tied()
 
 
-def _unique_tensors(hf: nn.Module) -> list[tuple[list[str], Tensor]]:
+def _unique_tensors(hf: PreTrainedModel) -> list[tuple[list[str], Tensor]]:
     """Parameters and saved buffers, each once, with all its names."""
     names: dict[Tensor, list[str]] = {}
     for name, parameter in hf.named_parameters(remove_duplicate=False):
@@ -171,7 +173,9 @@ def _unique_tensors(hf: nn.Module) -> list[tuple[list[str], Tensor]]:
         owner, _, short = name.rpartition(".")
         if short not in hf.get_submodule(owner)._non_persistent_buffers_set:
             names[buffer] = [name]
-    return [(aliases, tensor) for tensor, aliases in names.items()]
+    # Files of a model that was saved without its head (GPT-2's on the hub) leave this prefix out.
+    prefix = hf.base_model_prefix + "."
+    return [(aliases + [alias.removeprefix(prefix) for alias in aliases], tensor) for tensor, aliases in names.items()]
 
 
 def _fill(tensor: Tensor, names: Sequence[str], weights: Weights) -> None:
@@ -189,20 +193,25 @@ def _rebuild_buffers(model: CausalLM) -> None:
     Whatever its initialization leaves untouched would silently be garbage. So it runs twice, over different
     garbage: a buffer that differs afterwards was not computed.
     """
-    owners = [
-        module
-        for module in model.hf.modules()
-        if module._non_persistent_buffers_set and not list(module.parameters(recurse=False))
-    ]
-    _initialize(model, owners, garbage=0)
+    _initialize_buffers(model.hf, garbage=0)
     first = {name: buffer.clone() for name, buffer in _unsaved_buffers(model.hf)}
-    _initialize(model, owners, garbage=1)
+    _initialize_buffers(model.hf, garbage=1)
     for name, buffer in _unsaved_buffers(model.hf):
         if not torch.equal(first[name], buffer):
             raise JobError(
                 f"model type {model.hf.config.model_type}: buffer {name} is in no file and Transformers does "
                 "not say how to compute it; this architecture is not supported"
             )
+
+
+def _initialize_buffers(hf: PreTrainedModel, garbage: int) -> None:
+    for _, buffer in _unsaved_buffers(hf):
+        buffer.fill_(garbage)
+    for module in hf.modules():
+        if module._non_persistent_buffers_set:
+            for parameter in module.parameters(recurse=False):
+                parameter._is_hf_initialized = True  # Transformers' own sign to leave a parameter alone
+            hf._init_weights(module)
 
 
 def _unsaved_buffers(hf: nn.Module) -> list[tuple[str, Tensor]]:
@@ -213,9 +222,3 @@ def _unsaved_buffers(hf: nn.Module) -> list[tuple[str, Tensor]]:
         if module._buffers[short] is not None
     ]
 
-
-def _initialize(model: CausalLM, owners: list[nn.Module], garbage: int) -> None:
-    for _, buffer in _unsaved_buffers(model.hf):
-        buffer.fill_(garbage)
-    for module in owners:
-        model.hf._init_weights(module)
