@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import aws_cdk as cdk
+from ray_train_eks.cost import hourly_cost
 
 from settings import Settings, warnings
 from stacks.cluster import ClusterStack
@@ -50,9 +51,25 @@ def build(app: cdk.App, settings: Settings) -> list[cdk.Stack]:
     )
     # The operator must outlive what it has finalizers on, and the CRDs must exist first.
     training.add_stack_dependency(platform)
+    _tell_cost(nodes, settings)
     for number, text in enumerate(warnings(settings)):
         cdk.Annotations.of(network).add_warning_v2(f"{prefix}:settings-{number}", text)
     return [network, cluster_stack, nodes, platform, training]
+
+
+def _tell_cost(nodes: NodesStack, settings: Settings) -> None:
+    """Says at synth what is on costs, and keeps it as an output of the stack that most of it is for."""
+    cost = hourly_cost(
+        region=settings.network.region,
+        gpu_instance_type=settings.nodes.gpu_instance_type,
+        num_gpu_nodes=settings.nodes.num_gpu_nodes,
+        system_instance_type=settings.cluster.system_instance_type,
+        num_system_nodes=settings.cluster.num_system_nodes,
+        num_nat_gateways=settings.network.num_nat_gateways,
+        capacity=settings.nodes.capacity,
+    )
+    cdk.Annotations.of(nodes).add_info(f"Cost of all stacks: {cost}")
+    cdk.CfnOutput(nodes, "HourlyCost", value=str(cost), description="Of all stacks; this one is the GPU part")
 
 
 def _with_image(settings: Settings, image: str | None) -> Settings:

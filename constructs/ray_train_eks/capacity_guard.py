@@ -86,7 +86,7 @@ class CapacityGuard(Construct):
             self,
             "Function",
             description="Checks offering, quota and reservation before the GPU node group is created",
-            runtime=lambda_.Runtime.PYTHON_3_13,
+            runtime=lambda_.Runtime.PYTHON_3_14,
             handler="ray_train_eks.capacity_handler.handler",
             code=_code(),
             role=self._role(log_group),

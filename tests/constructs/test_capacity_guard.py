@@ -76,7 +76,7 @@ def test_the_lambda_may_only_look(synthesized: tuple[Template, Path]) -> None:
 def test_the_lambda_has_time_to_answer_before_cloudformation_stops_waiting(
     synthesized: tuple[Template, Path],
 ) -> None:
-    synthesized[0].has_resource_properties("AWS::Lambda::Function", {"Timeout": 60, "Runtime": "python3.13"})
+    synthesized[0].has_resource_properties("AWS::Lambda::Function", {"Timeout": 60, "Runtime": "python3.14"})
     assert capacity_handler._ANSWER_S < 60 < 180
 
 

@@ -142,3 +142,8 @@ def test_the_nodes_role_joins_and_pulls_and_can_do_no_more(default):
     assert names == ["AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly"]
     assert "Policies" not in role
     assert not default.resources("Nodes", "AWS::IAM::Policy")
+
+
+def test_an_output_says_what_the_stacks_cost(default):
+    text = default.templates["Nodes"]["Outputs"]["HourlyCost"]["Value"]
+    assert "USD an hour (GPU nodes 9.20 USD, the rest 0.35 USD" in text

@@ -1,0 +1,61 @@
+"""What can be destroyed alone, and in which order the rest goes (docs/decisions says why)."""
+
+import json
+
+import pytest
+
+STACKS = ["Network", "Cluster", "Nodes", "Platform", "Training"]
+
+
+def _dependencies(assembly):
+    """Stack -> the stacks it needs, as the CDK CLI reads them."""
+    artifacts = json.loads((assembly.folder / "manifest.json").read_text())["artifacts"]
+    names = {f"ray-train-{stack}": stack for stack in STACKS}
+    return {
+        names[id_]: {names[other] for other in artifact.get("dependencies", []) if other in names}
+        for id_, artifact in artifacts.items()
+        if id_ in names
+    }
+
+
+@pytest.mark.parametrize("variant", ["default", "reserved", "block"])
+def test_nothing_needs_the_gpu_nodes_so_they_can_be_destroyed_alone(request, variant):
+    """`cdk destroy X` destroys whatever depends on X as well, and an export in use cannot be deleted."""
+    assembly = request.getfixturevalue(variant)
+    assert [name for name, needs in _dependencies(assembly).items() if "Nodes" in needs] == []
+    outputs = assembly.templates["Nodes"].get("Outputs", {}).values()
+    assert not [output for output in outputs if "Export" in output]
+    assert "ray-train-Nodes" not in str([assembly.templates[name] for name in STACKS if name != "Nodes"])
+
+
+def test_training_goes_before_the_operator_and_both_before_the_cluster(default):
+    needs = _dependencies(default)
+    assert "Platform" in needs["Training"]
+    assert "Cluster" in needs["Platform"]
+    assert "Cluster" in needs["Training"]
+    assert "Network" in needs["Cluster"]
+
+
+def test_nodes_are_deployed_before_what_runs_on_them(default):
+    """Not by a dependency but by the order in the app, which the CLI keeps."""
+    artifacts = json.loads((default.folder / "manifest.json").read_text())["artifacts"]
+    stacks = [id_ for id_, artifact in artifacts.items() if artifact["type"] == "aws:cloudformation:stack"]
+    assert stacks == [f"ray-train-{stack}" for stack in STACKS]
+
+
+def test_the_right_to_use_the_cluster_outlives_charts_and_manifests(default):
+    """A chart whose access entry is gone cannot be uninstalled, and CDK's handler hides the error."""
+    assert default.resources("Cluster", "AWS::EKS::AccessEntry")
+    for stack in ("Platform", "Training"):
+        assert not default.resources(stack, "AWS::EKS::AccessEntry")
+
+
+def test_nothing_but_the_results_is_kept_on_destroy(default):
+    kept = [
+        (stack, name)
+        for stack in STACKS
+        for name, resource in default.templates[stack]["Resources"].items()
+        if resource.get("DeletionPolicy", "Delete") not in ("Delete",)
+    ]
+    assert [stack for stack, _ in kept] == ["Training"]
+    assert kept[0][1].startswith("Results")
