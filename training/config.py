@@ -18,6 +18,10 @@ from typing import Any
 
 MAX_COLLECTIVE_TIMEOUT_S = 600
 
+# NCCL_DEBUG* and NCCL_NET* are the transport check's own: else it may read nothing, or another network.
+_NCCL_VARIABLE = r"NCCL_(?!DEBUG|NET(?:_PLUGIN)?=)[A-Z0-9_]+=[^,\s]+"
+_NCCL_VARIABLES = re.compile(rf"({_NCCL_VARIABLE}(,{_NCCL_VARIABLE})*)?")
+
 
 class UsageError(ValueError):
     """The command line cannot be used.
@@ -104,6 +108,9 @@ class TrainingConfig:
     require_gpudirect: bool = _setting(False, "with efa: every channel between nodes must use GPUDirect RDMA")
     instance_type: str = _setting(
         "", "EC2 type of the GPU nodes: line rate and memory for reports and predictions"
+    )
+    nccl_variables: str = _setting(
+        "", "more NCCL variables for every worker, NAME=VALUE separated by commas; not those of this check"
     )
     nccl_log_dir: str = _setting("", "folder for one NCCL log per rank; empty: /tmp/nccl/<run name>")
     collective_timeout_s: int = _setting(
@@ -316,6 +323,11 @@ def find_problems(values: Mapping[str, Any]) -> list[Problem]:
         "activation_memory",
         lambda text: activation_budget(text) is not None,
         "use none, full, or a number between 0 and 1 such as 0.5",
+    )
+    check(
+        "nccl_variables",
+        _NCCL_VARIABLES.fullmatch,
+        "use NCCL_NAME=value,...; the transport check sets NCCL_DEBUG* and NCCL_NET* itself",
     )
     if values.get("device") == "cpu":
         check(

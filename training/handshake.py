@@ -87,7 +87,8 @@ def environment(config: TrainingConfig) -> dict[str, str]:
     """
     if config.device != "cuda":
         return {}
-    variables = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET"}
+    variables = dict(pair.split("=", 1) for pair in config.nccl_variables.split(",") if pair)
+    variables |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET"}
     if config.require_transport == "efa":
         variables |= {"NCCL_NET": "Libfabric", "NCCL_NET_PLUGIN": "ofi", "FI_PROVIDER": "efa"}
     elif config.require_transport == "socket":
@@ -308,7 +309,8 @@ def _summary(verdict: Verdict, evidence: Sequence[_Evidence], config: TrainingCo
 
 
 def _rank_summary(one: _Evidence) -> dict[str, Any]:
-    shown = ("host", "nccl_version", "plugin_version", "networks", "providers", "fabrics", "num_channels")
+    shown = ("host", "nccl_version", "plugin_version", "environment", "networks", "providers", "fabrics")
+    shown += ("num_channels",)
     facts = [process.facts() for process in one.processes]
     return {"rank": one.rank, "node": one.node, "log": one.log} | {
         name: facts[0][name] for name in shown if facts

@@ -86,7 +86,7 @@ class ProcessLog:
 
     Attributes:
         host: host name in front of its lines.
-        host_id: NCCL_HOSTID, which NCCL takes in place of the host name; "" if unset.
+        environment: NCCL's variables that it found in the environment and used.
         networks: networks that its communicators were assigned.
         providers: (libfabric provider, fabric) pairs; the fabric is "" before aws-ofi-nccl 1.14.
         num_local_channels: channels that used no network, by transport (P2P, SHM).
@@ -97,7 +97,7 @@ class ProcessLog:
     host: str
     pid: int
     file: str
-    host_id: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
     nccl_version: str = ""
     plugin_version: str = ""
     networks: dict[str, Place] = field(default_factory=dict)
@@ -113,8 +113,8 @@ class ProcessLog:
 
     @property
     def node(self) -> str:
-        """What NCCL takes for this process's host."""
-        return self.host_id or self.host
+        """What NCCL takes for this process's host: NCCL_HOSTID, else the host name."""
+        return self.environment.get("NCCL_HOSTID") or self.host
 
     def facts(self) -> dict[str, Any]:
         """JSON-ready form, for reports."""
@@ -124,6 +124,7 @@ class ProcessLog:
             "file": self.file,
             "nccl_version": self.nccl_version,
             "plugin_version": self.plugin_version,
+            "environment": dict(sorted(self.environment.items())),
             "networks": sorted(self.networks),
             "providers": sorted({provider for provider, _ in self.providers}),
             "fabrics": sorted({fabric for _, fabric in self.providers if fabric}),
@@ -208,7 +209,7 @@ def _marked(block: bytes, first_number: int) -> Iterator[tuple[int, str]]:
 _HEAD = re.compile(
     r"([A-Za-z0-9][\w.-]*):(\d+):\d+ \[-?\d+\] (?:\S+:\d+ |\S+:\d+ \(\S*\) )?NCCL (?:INFO|WARN) "
 )
-_HOST_ID = re.compile(r"NCCL_HOSTID set by environment to (\S+)")
+_VARIABLE = re.compile(r"\b(NCCL_\w+) set by environment to (.+?)\.?$")
 _VERSION = re.compile(r"NCCL version (\d[\w.]*)\+")
 _PLUGIN = re.compile(r"NET/OFI (?:Initializing|Using) aws-ofi-nccl (\S+)")
 _NETWORK = re.compile(r"Assigned NET plugin (.+) to comm\b|Using network (\S.*)")
@@ -277,8 +278,8 @@ def _take_network(process: ProcessLog, message: str, place: Place) -> bool:
 
 
 def _take_about(process: ProcessLog, message: str, place: Place) -> bool:
-    if match := _HOST_ID.search(message):
-        process.host_id = match[1].rstrip(".")
+    if match := _VARIABLE.search(message):
+        process.environment[match[1]] = match[2]
     elif match := _VERSION.search(message):
         process.nccl_version = match[1]
     elif match := _PLUGIN.search(message):

@@ -291,3 +291,24 @@ def test_less_than_half_of_the_line_rate_is_warned_of():
     assert handshake._speed_warnings([row(2.6)], config) == []
     assert handshake._speed_warnings([row(None)], config) == [], "nothing between nodes was measured"
     assert handshake._speed_warnings([row(0.1)], TrainingConfig()) == [], "no instance type, no line rate"
+
+
+def test_more_nccl_variables_reach_every_worker_but_not_those_of_the_check():
+    config = TrainingConfig(
+        require_transport="efa", nccl_variables="NCCL_SHM_USE_CUDA_MEMCPY=1,NCCL_ALGO=Ring"
+    )
+    found = handshake.environment(config)
+    assert (found["NCCL_SHM_USE_CUDA_MEMCPY"], found["NCCL_ALGO"], found["NCCL_NET"]) == (
+        "1",
+        "Ring",
+        "Libfabric",
+    )
+    for forbidden in (
+        "NCCL_NET=Socket",
+        "NCCL_DEBUG=WARN",
+        "NCCL_DEBUG_FILE=/x",
+        "NCCL_NET_PLUGIN=none",
+        "PATH=/x",
+    ):
+        with pytest.raises(UsageError, match="--nccl-variables"):
+            TrainingConfig(nccl_variables=forbidden)

@@ -1,4 +1,4 @@
-"""The whole way of a failed proof: Ray Train's workers find logs without EFA, and the job's entrypoint fails."""
+"""The whole way of a failed proof: Ray Train's workers find logs without EFA, and the entrypoint fails."""
 
 import json
 import os
