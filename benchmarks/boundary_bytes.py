@@ -186,19 +186,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="result file (JSON)")
     parser.add_argument("--transport", choices=("gloo", "nccl"), default="gloo", help="and so CPU or GPUs")
     parser.add_argument("--model", choices=("small", "tiny", "qwen2.5-1.5b-random"), default="small")
-    parser.add_argument("--num-nodes", type=_positive, default=2, help="hosts")
-    parser.add_argument("--ranks-per-node", type=_positive, help="default: 4, or all GPUs shared out")
+    parser.add_argument("--num-nodes", type=ranks.positive, default=2, help="hosts")
+    parser.add_argument("--ranks-per-node", type=ranks.positive, help="default: 4, or all GPUs shared out")
     parser.add_argument(
-        "--accumulation", nargs="+", type=_positive, default=[1, 8], help="micro-batches a step"
+        "--accumulation", nargs="+", type=ranks.positive, default=[1, 8], help="micro-batches a step"
     )
-    parser.add_argument("--num-steps", type=_positive, default=3, help="optimizer steps counted")
+    parser.add_argument("--num-steps", type=ranks.positive, default=3, help="optimizer steps counted")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number above 0")
-    return int(text)
 
 
 def _run_gloo(options: Options, nodes: list[str], num_nodes: int) -> None:

@@ -71,6 +71,39 @@ def boundary_bytes(path: Path) -> Path:
     return grouped(path, "measured_gb", "GB out of one node per step", "gradient_accumulation", "scheme")
 
 
+def quality(path: Path) -> Path:
+    """Training loss of each arm over the steps, with its loss on held-out text."""
+    content = _read(path)
+    figure, axis = plt.subplots(figsize=(9, 4.5))
+    for row in content["rows"]:
+        steps, losses = zip(*row["curve"], strict=True)
+        moved = f"{row['moved_share_at_bf16']:.1%} of weights moved"
+        label = f"{row['name']}: eval loss {row['eval_loss']:.3f}, {moved}"
+        axis.plot(steps, losses, marker=".", label=label)
+    axis.axhline(content["entropy"], color="#999999", linestyle=":", label="lowest possible loss")
+    axis.set_xlabel("step")
+    axis.set_ylabel("training loss")
+    axis.legend(fontsize=8)
+    return _save(figure, path, content)
+
+
+def load(path: Path) -> Path:
+    """Host memory and time of each way to load."""
+    content = _read(path)
+    figure, (memory, seconds) = plt.subplots(1, 2, figsize=(9, 3.5))
+    names = [row["name"] for row in content["rows"]]
+    for axis, field, label in (
+        (memory, "beyond_shards_gib", "peak host memory beyond shards, GiB"),
+        (seconds, "seconds", "seconds"),
+    ):
+        bars = axis.bar(
+            names, [row[field] for row in content["rows"]], color=list(_COLORS.values())[: len(names)]
+        )
+        axis.bar_label(bars, fmt="{:,.2f}", fontsize=8)
+        axis.set_ylabel(label)
+    return _save(figure, path, content)
+
+
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -91,6 +124,8 @@ def _save(figure: plt.Figure, path: Path, content: dict[str, Any]) -> Path:
 _BY_BENCHMARK = {
     "throughput": throughput,
     "boundary_bytes": boundary_bytes,
+    "quality": quality,
+    "load": load,
 }
 
 

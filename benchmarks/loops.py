@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig as HfConfig
 from benchmarks.ranks import Place
 from training import optimizer
 from training.config import TrainingConfig
-from training.loop import load_model
+from training.loading import load_model
 from training.model import named_architecture
 from training.parallel import build_mesh
 from training.step import train_step

@@ -187,24 +187,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--settings", nargs="+", metavar="BxS", help="only these, such as 4x2048")
     parser.add_argument("--model", choices=("qwen2.5-1.5b-random", "tiny"), default="qwen2.5-1.5b-random")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--num-ranks", type=_positive, help="ranks (default: all GPUs; 2 on a CPU)")
+    parser.add_argument("--num-ranks", type=ranks.positive, help="ranks (default: all GPUs; 2 on a CPU)")
     parser.add_argument(
-        "--num-rounds", type=_positive, default=2, help="times each loop is built and measured"
+        "--num-rounds", type=ranks.positive, default=2, help="times each loop is built and measured"
     )
-    parser.add_argument("--num-steps", type=_positive, default=10, help="timed steps in each round")
-    parser.add_argument("--num-warmup", type=_positive, default=3, help="steps before those")
+    parser.add_argument("--num-steps", type=ranks.positive, default=10, help="timed steps in each round")
+    parser.add_argument("--num-warmup", type=ranks.positive, default=3, help="steps before those")
     parser.add_argument(
-        "--budget-s", type=_positive, default=540, help="begin no measurement after this time"
+        "--budget-s", type=ranks.positive, default=540, help="begin no measurement after this time"
     )
     parser.add_argument("--quick", action="store_true", help="one round of 3 steps: does everything run?")
     parser.add_argument("--plan", action="store_true", help="print what would be measured, and end")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number above 0")
-    return int(text)
 
 
 def select(args: argparse.Namespace) -> dict[str, list[Trial]]:
