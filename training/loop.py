@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from training.loading import load_model
 from training.model import CausalLM, check_context, named_architecture, read_config
 from training.parallel import build_mesh, effective_activation_memory, is_compiled
 from training.shape import ModelShape
-from training.step import Result, train_step
+from training.step import Outcome, Result, train_step
 from training.weights import FileWeights, RandomWeights, Weights
 from training.worker import Worker
 
@@ -127,6 +127,16 @@ class _Progress:
         self.last_loss = result.loss
 
 
+@dataclass(frozen=True)
+class _Unread:
+    """A step that is queued, and whose outcome nobody has looked at yet."""
+
+    step: int
+    outcome: Outcome
+    data: StepData
+    learning_rate: float
+
+
 class _Steps:
     """The optimizer steps of a run, and their figures."""
 
@@ -139,24 +149,34 @@ class _Steps:
 
     def run(self, model: CausalLM, feed: Feed) -> None:
         """Trains for `config.steps` steps and reports each."""
-        config = self._config
-        adamw = optimizer.build(model, config.learning_rate, config.weight_decay)
+        adamw = optimizer.build(model, self._config.learning_rate, self._config.weight_decay)
         metrics.reset_peak_memory(self._worker.device)
-        step_data = feed.next()
-        for step in range(1, config.steps + 1):
-            self._stage.name = f"step {step}"
-            started = time.perf_counter()
-            optimizer.set_learning_rate(adamw, rate := _learning_rate(config, step))
-            outcome = train_step(
-                model, adamw, step_data.micro_batches, config, has_failed=step_data.error is not None
-            )
-            # Fetched while the device computes what was queued above.
-            upcoming = feed.next() if step < config.steps else None
-            result = outcome.read()
-            self._require_usable(step, result, step_data)
-            self._report(step, result, time.perf_counter() - started, step_data.wait_s, rate)
-            step_data = upcoming
+        self._started = time.perf_counter()
+        unread: deque[_Unread] = deque()
+        for step in range(1, self._config.steps + 1):
+            unread.append(self._queue(step, model, adamw, feed.next()))
+            # A GPU computes the step while the one before is read and the next is queued: it never waits.
+            while len(unread) > (1 if self._worker.device.type == "cuda" else 0):
+                self._finish(unread.popleft())
+        while unread:
+            self._finish(unread.popleft())
         self._require_progress()
+
+    def _queue(
+        self, step: int, model: CausalLM, adamw: torch.optim.Optimizer, step_data: StepData
+    ) -> _Unread:
+        self._stage.name = f"step {step}"
+        optimizer.set_learning_rate(adamw, rate := _learning_rate(self._config, step))
+        has_failed = step_data.error is not None
+        outcome = train_step(model, adamw, step_data.micro_batches, self._config, has_failed)
+        return _Unread(step, outcome, step_data, rate)
+
+    def _finish(self, unread: _Unread) -> None:
+        result = unread.outcome.read()
+        now = time.perf_counter()
+        step_s, self._started = now - self._started, now
+        self._require_usable(unread.step, result, unread.data)
+        self._report(unread.step, result, step_s, unread.data.wait_s, unread.learning_rate)
 
     def _require_usable(self, step: int, result: Result, step_data: StepData) -> None:
         """Every rank raises, or none: the result is the same on all."""

@@ -1,7 +1,7 @@
 """One optimizer step over all ranks, from micro-batches to updated weights.
 
-Nothing here waits for the device unless `on_nan` is "skip": the caller reads the outcome when it has queued
-what else there is to do.
+Nothing here waits for the device unless `on_nan` is "skip". The caller reads an outcome when the next step is
+queued already, so that the device always has work.
 """
 
 from __future__ import annotations
@@ -97,15 +97,24 @@ class Result:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
-@dataclass(frozen=True)
 class Outcome:
-    """A `Result` that the device may still be computing: fp64 [world_size, 3]."""
+    """A `Result` that the device may still be computing."""
 
-    _of_ranks: Tensor
+    def __init__(self, of_ranks: Tensor) -> None:
+        """
+        Args:
+            of_ranks: fp64 [world_size, 3], on the device: loss, gradient norm, and whether the data failed.
+        """
+        self._of_ranks, self._copied = of_ranks, None
+        if of_ranks.is_cuda:
+            # Copied now: a copy queued at reading time would wait for everything queued until then.
+            self._of_ranks = torch.empty_like(of_ranks, device="cpu", pin_memory=True)
+            self._of_ranks.copy_(of_ranks, non_blocking=True)
+            self._copied = torch.cuda.current_stream().record_event()
 
     @classmethod
     def gather(cls, loss: Tensor, grad_norm: Tensor, has_failed: bool) -> Outcome:
-        """One small all-gather: each rank's loss, gradient norm, and whether its data failed."""
+        """One small all-gather of what each rank came to."""
         failed = torch.full_like(loss, float(has_failed), dtype=torch.float64)
         own = torch.stack([loss.double(), grad_norm.double(), failed])
         of_ranks = own.new_empty(dist.get_world_size(), len(own))
@@ -113,7 +122,9 @@ class Outcome:
         return cls(of_ranks)
 
     def read(self) -> Result:
-        """Waits for the device."""
+        """Waits until the device has come to the end of this step's backward pass."""
+        if self._copied is not None:
+            self._copied.synchronize()
         losses, norms, failed = zip(*self._of_ranks.tolist(), strict=True)
         return Result(
             loss=sum(losses) / len(losses),
