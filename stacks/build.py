@@ -16,10 +16,13 @@ from stacks.training import TrainingStack
 
 
 def build(app: cdk.App, settings: Settings) -> list[cdk.Stack]:
-    """Adds the stacks to an app, in the order in which `cdk deploy --all` deploys them.
+    """Adds the stacks to an app.
 
-    Nodes come before Platform and Training because they stand first here, not because those depend on them:
-    a dependency would make `cdk destroy <prefix>-Nodes` destroy the dependents too (docs/decisions).
+    Nothing depends on Nodes: a dependency would make `cdk destroy <prefix>-Nodes` destroy the dependents too
+    (docs/decisions/0004).
+
+    Raises:
+        SettingsError: the KubeRay operator would refuse what the settings lead to.
     """
     prefix, where = settings.prefix, settings.network
     cached_image = settings.ray.image if settings.ray.image_pull_through_cache else None

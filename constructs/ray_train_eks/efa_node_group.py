@@ -128,6 +128,8 @@ class EfaNodeGroup(Construct):
             labels=GPU_LABELS,
             taints=[eks.TaintSpec(key=GPU_TAINT_KEY, value="true", effect=eks.TaintEffect.NO_SCHEDULE)],
         )
+        # The rules are resources of their own; a node that starts before them fails its first EFA traffic.
+        group.node.add_dependency(self.security_group)
         # Not in the L2 construct. The default strategy launches new nodes first: more GPUs than quota or
         # reservation hold.
         group.node.default_child.add_property_override(

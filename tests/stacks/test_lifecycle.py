@@ -1,4 +1,4 @@
-"""What can be destroyed alone, and in which order the rest goes (docs/decisions says why)."""
+"""What can be destroyed alone, and in which order the rest goes (docs/decisions/0004 says why)."""
 
 import json
 
@@ -34,13 +34,6 @@ def test_training_goes_before_the_operator_and_both_before_the_cluster(default):
     assert "Cluster" in needs["Platform"]
     assert "Cluster" in needs["Training"]
     assert "Network" in needs["Cluster"]
-
-
-def test_nodes_are_deployed_before_what_runs_on_them(default):
-    """Not by a dependency but by the order in the app, which the CLI keeps."""
-    artifacts = json.loads((default.folder / "manifest.json").read_text())["artifacts"]
-    stacks = [id_ for id_, artifact in artifacts.items() if artifact["type"] == "aws:cloudformation:stack"]
-    assert stacks == [f"ray-train-{stack}" for stack in STACKS]
 
 
 def test_the_right_to_use_the_cluster_outlives_charts_and_manifests(default):

@@ -50,6 +50,13 @@ def test_efa_traffic_may_leave_and_enter_the_group_and_nothing_else_may(variant)
     assert ingress["IpProtocol"] == egress["IpProtocol"] == everything
 
 
+def test_the_rules_are_in_place_before_the_first_node(variant):
+    ((_, group),) = variant.resources("Nodes", "AWS::EKS::Nodegroup").items()
+    for type_ in ("AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroupEgress"):
+        (rule,) = variant.resources("Nodes", type_)
+        assert rule in group["DependsOn"]
+
+
 def test_the_nodes_are_in_exactly_one_private_subnet_of_the_gpu_zone(default, reserved):
     for assembly, number in ((default, 1), (reserved, 2)):  # gpu_az is us-east-2a, us-east-2b
         (subnet,) = _group(assembly)["Subnets"]
