@@ -180,8 +180,8 @@ def _read_pieces(path: str) -> Iterator[str]:
             rest = text[cut:]
         yield rest + decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        where = f"near byte {num_bytes + error.start}"
-        raise DataError(f"{path}: not UTF-8 {where} ({error.reason}); convert it to UTF-8") from None
+        at = num_bytes - len(decoder.getstate()[0]) + error.start  # the decoder keeps an unfinished character
+        raise DataError(f"{path}: not UTF-8 at byte {at} ({error.reason}); convert it to UTF-8") from None
     except STORAGE_ERRORS as error:
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from None
 

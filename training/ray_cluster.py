@@ -47,6 +47,7 @@ def connected(config: TrainingConfig) -> Iterator[None]:
 
 
 def _start_local(config: TrainingConfig) -> None:
+    group = os.getpgrp()
     ray.init(
         address="local",
         num_cpus=config.num_workers if config.device == "cpu" else None,
@@ -57,6 +58,10 @@ def _start_local(config: TrainingConfig) -> None:
         # is set by Ray Train and stays INFO.
         logging_config=ray.LoggingConfig(log_level="ERROR"),
     )
+    # Ray moves this process into a group of its own; under make or a script, Ctrl-C in a terminal would then
+    # not reach it.
+    if os.getpgrp() != group:
+        os.setpgid(0, group)
 
 
 def resources_per_worker(config: TrainingConfig) -> dict[str, float]:
