@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 import torch
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, get_process_group_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.engine import (
@@ -57,7 +57,7 @@ def test_a_budget_without_the_compiler_recomputes_every_layer():
 
 def _mesh_of(worker, nodes, config):
     mesh = build_mesh(nodes, config, "cpu")
-    groups = {name: sorted(torch.distributed.get_process_group_ranks(mesh.get_group(name))) for name in mesh.mesh_dim_names}
+    groups = {name: sorted(get_process_group_ranks(mesh.get_group(name))) for name in mesh.mesh_dim_names}
     timeouts = [group._get_backend(torch.device("cpu")).options._timeout for group in mesh.get_all_groups()]
     return groups, {timeout.total_seconds() for timeout in timeouts}
 
@@ -144,7 +144,7 @@ def test_clipping_a_sharded_model_equals_clipping_a_whole_one():
 
 
 class _Collectives(TorchDispatchMode):
-    """Counts collectives by kind and by the number of ranks that take part."""
+    """Counts collectives by kind and by the ranks that take part."""
 
     def __init__(self):
         super().__init__()
@@ -154,7 +154,7 @@ class _Collectives(TorchDispatchMode):
         if operation.namespace == "c10d":
             handles = (arg for arg in args if isinstance(arg, torch.ScriptObject))
             group = next(ProcessGroup.unbox(handle) for handle in handles if "ProcessGroup" in str(handle._type()))
-            self.counts[operation._schema.name.removeprefix("c10d::"), group.size()] += 1
+            self.counts[operation._schema.name.removeprefix("c10d::"), *get_process_group_ranks(group)] += 1
         return operation(*args, **(kwargs or {}))
 
 
@@ -172,12 +172,12 @@ def test_accumulation_crosses_nodes_once_a_step_and_gathers_weights_once():
         for num_micro_batches in (1, 4)
     )
     num_units = 5  # four layers and the root
-    assert once["_allgather_base_", 2] == four_times["_allgather_base_", 2] == num_units
-    assert once["allreduce_", 2] == four_times["allreduce_", 2] == num_units
-    assert once["_reduce_scatter_base_", 2] == num_units
-    assert four_times["_reduce_scatter_base_", 2] == 4 * num_units
-    # Labels that count, and the outcome: all that ever spans the whole job.
-    assert {kind: count for kind, count in four_times.items() if kind[1] == 4} == {
-        ("allreduce_", 4): 1,
-        ("allgather_", 4): 1,
+    in_node, across, everywhere = (0, 1), (0, 2), (0, 1, 2, 3)
+    norm = {("allreduce_", *in_node): 1}
+    labels_and_outcome = {("allreduce_", *everywhere): 1, ("allgather_", *everywhere): 1}
+    assert once == norm | labels_and_outcome | {
+        ("_allgather_base_", *in_node): num_units,
+        ("_reduce_scatter_base_", *in_node): num_units,
+        ("allreduce_", *across): num_units,
     }
+    assert four_times == once | {("_reduce_scatter_base_", *in_node): 4 * num_units}
