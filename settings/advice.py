@@ -42,6 +42,15 @@ def _open_endpoint(settings: Settings) -> str | None:
     )
 
 
+def _nobody_is_admin(settings: Settings) -> str | None:
+    if settings.cluster.admin_role_arns:
+        return None
+    return (
+        "admin_role_arns = (empty): no role can use kubectl or python -m ops on the cluster; "
+        "name the IAM roles that shall, arn:aws:iam::<account>:role/<name>."
+    )
+
+
 def _block_not_started(settings: Settings) -> str | None:
     if settings.nodes.capacity != "capacity-block" or settings.nodes.capacity_block_started:
         return None
@@ -51,7 +60,7 @@ def _block_not_started(settings: Settings) -> str | None:
     )
 
 
-_WARNINGS = (_moving_tag, _ended_version, _open_endpoint, _block_not_started)
+_WARNINGS = (_moving_tag, _ended_version, _open_endpoint, _nobody_is_admin, _block_not_started)
 
 
 def warnings(settings: Settings) -> list[str]:

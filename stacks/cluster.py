@@ -9,6 +9,7 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_lambda as lambda_
 from ray_train_eks.add_ons import AddOns
 from ray_train_eks.control_plane import Access, ControlPlane
+from ray_train_eks.function_logs import FunctionLogs
 from ray_train_eks.image_cache import ImageCache
 from ray_train_eks.system_node_group import SystemNodeGroup
 
@@ -68,6 +69,7 @@ class ClusterStack(AppStack):
         AddOns(self, "AddOns", cluster=self.cluster).install_around(system.node_group)
         if image_cache:
             image_cache.grant_pull(system.role)
+        FunctionLogs(self, "FunctionLogs")
         cdk.CfnOutput(
             self,
             "Kubeconfig",

@@ -6,6 +6,7 @@ from aws_cdk import RemovalPolicy
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_logs as logs
 from ray_train_eks.accepted_findings import accept
+from ray_train_eks.function_logs import FunctionLogs
 from ray_train_eks.image_cache import ImageCache
 
 from constructs import Construct
@@ -44,6 +45,7 @@ class NetworkStack(AppStack):
         self.image_cache = (
             ImageCache(self, "ImageCache", image=cached_image, prefix=prefix) if cached_image else None
         )
+        FunctionLogs(self, "FunctionLogs")
 
     def _vpc(self, network: NetworkSettings) -> ec2.Vpc:
         # The first NAT gateway stands where the GPU nodes are: their downloads do not cross zones.

@@ -9,6 +9,7 @@ from typing import Any
 import aws_cdk as cdk
 from aws_cdk import aws_eks as eks_l1
 from aws_cdk import aws_eks_v2 as eks
+from ray_train_eks.function_logs import FunctionLogs
 from ray_train_eks.job_package import JobPackage, code_digest
 from ray_train_eks.manifest import Manifest
 from ray_train_eks.pod_role import PodRole
@@ -53,6 +54,7 @@ class TrainingStack(AppStack):
         self._package = JobPackage(self, "Package", module=_MODULE, digest=self._digest, arguments=arguments)
         identity = self._pod_identity()
         self._apply_in_order(identity)
+        FunctionLogs(self, "FunctionLogs")
         cdk.CfnOutput(self, "ResultsPath", value=self._bucket.storage_path)
 
     def _pod_identity(self) -> eks_l1.CfnPodIdentityAssociation:

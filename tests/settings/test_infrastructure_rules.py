@@ -28,3 +28,9 @@ def test_what_no_stack_can_be_built_from_is_refused_with_the_remedy(overrides, e
     with pytest.raises(settings.SettingsError) as caught:
         settings.load(CONTEXT | overrides)
     assert [problem for problem in caught.value.problems if problem.startswith(expected)]
+
+
+def test_a_cluster_that_nobody_can_use_is_pointed_out():
+    assert "no role can use kubectl" in "".join(settings.warnings(settings.load(CONTEXT)))
+    admin = {"admin_role_arns": "arn:aws:iam::123456789012:role/Admin"}
+    assert "no role can use kubectl" not in "".join(settings.warnings(settings.load(CONTEXT | admin)))

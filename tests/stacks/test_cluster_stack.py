@@ -43,7 +43,8 @@ def test_the_control_plane_and_its_nodes_sit_in_private_subnets(default, cluster
 def test_all_five_kinds_of_log_are_on_and_expire_and_go_with_the_stack(default, cluster):
     types = {entry["Type"] for entry in cluster["Logging"]["ClusterLogging"]["EnabledTypes"]}
     assert types == {"api", "audit", "authenticator", "controllerManager", "scheduler"}
-    ((name, group),) = default.resources("Cluster", "AWS::Logs::LogGroup").items()
+    groups = default.resources("Cluster", "AWS::Logs::LogGroup").items()
+    ((name, group),) = [(name, each) for name, each in groups if "LogGroupName" in each["Properties"]]
     assert group["Properties"]["LogGroupName"] == f"/aws/eks/{cluster['Name']}/cluster"
     assert (group["Properties"]["RetentionInDays"], group["DeletionPolicy"]) == (90, "Delete")
     ((_, resource),) = default.resources("Cluster", "AWS::EKS::Cluster").items()

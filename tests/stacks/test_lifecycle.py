@@ -43,6 +43,18 @@ def test_the_right_to_use_the_cluster_outlives_charts_and_manifests(default):
         assert not default.resources(stack, "AWS::EKS::AccessEntry")
 
 
+@pytest.mark.parametrize("variant", ["default", "reserved", "block"])
+def test_every_log_expires_and_goes_with_its_stack(request, variant):
+    """A function that names no log group makes one at its first run, which nothing ever deletes."""
+    assembly = request.getfixturevalue(variant)
+    functions = list(assembly.all("AWS::Lambda::Function"))
+    assert functions
+    assert all("LogGroup" in function["Properties"]["LoggingConfig"] for function in functions)
+    for group in assembly.all("AWS::Logs::LogGroup"):
+        assert group["Properties"]["RetentionInDays"] <= 90
+        assert group["DeletionPolicy"] == "Delete"
+
+
 def test_nothing_but_the_results_is_kept_on_destroy(default):
     kept = [
         (stack, name)
