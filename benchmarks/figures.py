@@ -46,9 +46,8 @@ def _throughput_panel(axis: plt.Axes, condition: str, rows: Sequence[dict[str, A
     axis.margins(x=0.15)
 
 
-def grouped(path: Path, value: str, label: str, group: str, series: str) -> Path:
+def grouped(path: Path, content: dict[str, Any], value: str, label: str, group: str, series: str) -> Path:
     """Bars of one field, grouped by a second and colored by a third."""
-    content = _read(path)
     rows = [row for row in content["rows"] if row.get(value) is not None]
     figure, axis = plt.subplots(figsize=(9, 4.5))
     groups = list(dict.fromkeys(str(row[group]) for row in rows))
@@ -68,7 +67,8 @@ def grouped(path: Path, value: str, label: str, group: str, series: str) -> Path
 
 def boundary_bytes(path: Path) -> Path:
     """GB out of a node per step, by scheme and accumulation."""
-    return grouped(path, "measured_gb", "GB out of one node per step", "gradient_accumulation", "scheme")
+    label = "GB out of one node per step"
+    return grouped(path, _read(path), "measured_gb", label, "gradient_accumulation", "scheme")
 
 
 def quality(path: Path) -> Path:
@@ -104,6 +104,14 @@ def load(path: Path) -> Path:
     return _save(figure, path, content)
 
 
+def two_nodes(path: Path) -> Path:
+    """Tokens/s/GPU of each scheme, with and without the emulated network, at each setting."""
+    content = _read(path)
+    for row in content["rows"]:
+        row["group"] = f"{row['network']} {row['batch_size']}x{row['seq_len']}"
+    return grouped(path, content, "tokens_per_s_per_gpu", "tokens/s/GPU", "group", "scheme")
+
+
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -126,6 +134,7 @@ _BY_BENCHMARK = {
     "boundary_bytes": boundary_bytes,
     "quality": quality,
     "load": load,
+    "two_nodes_of_four": two_nodes,
 }
 
 

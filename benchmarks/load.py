@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks import figures, ranks
-from benchmarks.loops import architecture
+from benchmarks.loops import architecture, shard_as_sample
 from benchmarks.processes import PeakMemory
 from benchmarks.ranks import Place
 from benchmarks.report import Report, table
@@ -40,7 +40,7 @@ from training.weights import FileWeights
 STREAMED, WHOLE = "ours", "from-pretrained"
 DESCRIPTIONS = {
     STREAMED: "each rank reads the rows of its own shards, in fp32",
-    WHOLE: "each rank calls from_pretrained with dtype bf16 and then has the whole model (the sample)",
+    WHOLE: "each rank calls from_pretrained in bf16, then FSDP1 takes its shards of that (the sample)",
 }
 COLUMNS = {
     "name": "",
@@ -102,10 +102,8 @@ def _measure(place: Place, options: Options, name: str, pids: Sequence[int]) -> 
         model = _ARMS[name](place, options)
         dist.barrier()
         seconds = time.perf_counter() - began
-    shards_gib = _on_host_gib(model) if name == STREAMED else 0.0
-    return {"name": name, "description": DESCRIPTIONS[name], "num_ranks": place.world_size} | _figures(
-        memory, seconds, shards_gib, options.model_gib
-    )
+    about = {"name": name, "description": DESCRIPTIONS[name], "num_ranks": place.world_size}
+    return about | _figures(memory, seconds, _on_host_gib(model), options.model_gib)
 
 
 def _figures(memory: PeakMemory, seconds: float, shards_gib: float, model_gib: float) -> dict[str, Any]:
@@ -146,7 +144,7 @@ def _streamed(place: Place, options: Options) -> nn.Module:
 
 def _whole(place: Place, options: Options) -> nn.Module:
     model = AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.bfloat16)
-    return model.to(place.device)
+    return shard_as_sample(model, options.model, place.device)
 
 
 _ARMS: dict[str, Callable[[Place, Options], nn.Module]] = {STREAMED: _streamed, WHOLE: _whole}

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import gc
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -23,9 +24,9 @@ from benchmarks.ranks import Place
 from training import optimizer
 from training.config import TrainingConfig
 from training.loading import load_model
-from training.model import named_architecture
+from training.model import CausalLM, named_architecture
 from training.parallel import build_mesh
-from training.step import train_step
+from training.step import Outcome, train_step
 
 OURS, AWS_SAMPLE, ACCELERATE = "ours", "aws-sample", "accelerate-fsdp2"
 LEARNING_RATE = 2e-5
@@ -35,7 +36,7 @@ _SAMPLE_WRAP_PARAMETERS = 10_000_000
 _SMALL_WRAP_PARAMETERS = {"tiny": 15_000, "small": 200_000}
 
 Step = Callable[[], float]
-"""Runs one optimizer step and returns its loss."""
+"""Runs one optimizer step; returns a loss, of this step or of the one before (NaN: none yet)."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,22 @@ class DeviceRandomWeights:
         return rows.normal_(0.0, 0.02, generator=self._generator)
 
 
-def build_ours(place: Place, workload: Workload) -> Step:
-    """The product's own model, sharding, optimizer and step; only Ray and the data loader are left out."""
+def load_ours(place: Place, workload: Workload) -> tuple[CausalLM, torch.optim.AdamW]:
+    """The product's model, sharded, and its optimizer."""
     hf_config, config = architecture(workload.model), workload.config
     mesh = build_mesh(place.nodes, config, place.device.type)
     model = load_model(hf_config, DeviceRandomWeights(place.device), mesh, config, place.device)
-    adamw = optimizer.build(model, LEARNING_RATE, config.weight_decay)
+    return model, optimizer.build(model, LEARNING_RATE, config.weight_decay)
+
+
+def build_ours(place: Place, workload: Workload) -> Step:
+    """The product's own model, sharding, optimizer and step; only Ray and the data loader are left out."""
+    model, adamw = load_ours(place, workload)
+    return our_step(place, workload, model, adamw)
+
+
+def our_step(place: Place, workload: Workload, model: CausalLM, adamw: torch.optim.AdamW) -> Step:
+    """Steps of a model from `load_ours` on random token ids."""
     batches = [
         [
             _shifted(ids)
@@ -115,12 +126,28 @@ def build_ours(place: Place, workload: Workload) -> Step:
         for _ in range(_NUM_BATCHES)
     ]
     count = _Counter()
+    unread: deque[Outcome] = deque()
+    most_unread = 1 if place.device.type == "cuda" else 0  # as in training.loop: a GPU never waits to be read
 
     def step() -> float:
         micro_batches = batches[count.next() % _NUM_BATCHES]
-        return train_step(model, adamw, micro_batches, config).read().loss
+        unread.append(train_step(model, adamw, micro_batches, workload.config))
+        return unread.popleft().read().loss if len(unread) > most_unread else math.nan
 
     return step
+
+
+def shard_as_sample(model: nn.Module, name: str, device: torch.device) -> FullyShardedDataParallel:
+    """FSDP1 over all ranks, with units of more than 1e7 parameters.
+
+    Args:
+        model: unsharded.
+        name: of its architecture: small ones get smaller units.
+        device: of this rank.
+    """
+    wrap_parameters = _SMALL_WRAP_PARAMETERS.get(name, _SAMPLE_WRAP_PARAMETERS)
+    policy = functools.partial(size_based_auto_wrap_policy, min_num_params=wrap_parameters)
+    return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=device)
 
 
 def build_aws_sample(place: Place, workload: Workload) -> Step:
@@ -131,9 +158,7 @@ def build_aws_sample(place: Place, workload: Workload) -> Step:
     on the host after each step.
     """
     model = _hugging_face_model(workload.model, place.device, torch.bfloat16)
-    wrap_parameters = _SMALL_WRAP_PARAMETERS.get(workload.model, _SAMPLE_WRAP_PARAMETERS)
-    policy = functools.partial(size_based_auto_wrap_policy, min_num_params=wrap_parameters)
-    sharded = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=place.device)
+    sharded = shard_as_sample(model, workload.model, place.device)
     adamw = torch.optim.AdamW(sharded.parameters(), lr=LEARNING_RATE)
     batches = _random_ids(place, workload, workload.seq_len, _NUM_BATCHES)
     count = _Counter()
@@ -205,7 +230,7 @@ class _Counter:
         return self._next - 1
 
 
-def _hugging_face_model(name: str, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
+def _hugging_face_model(name: str, device: torch.device, dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
     with device:
         model = AutoModelForCausalLM.from_config(architecture(name), dtype=dtype)

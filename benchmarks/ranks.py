@@ -24,6 +24,7 @@ SLOW_NETWORK = {
     "NCCL_IB_DISABLE": "1",
     "NCCL_MNNVL_ENABLE": "0",
 }
+_RANK, _NODE = "{rank}", "{node}"  # stand for the rank's own in values of the environment
 # Multicast over NVLink needs a fabric manager that virtual machines may not reach; NCCL then fails at start.
 _ALWAYS = {"NCCL_NVLS_ENABLE": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
@@ -66,19 +67,24 @@ def run(
     nodes: Sequence[str],
     device_type: str,
     environment: Mapping[str, str] | None = None,
+    hosts_are_separate: bool = True,
 ) -> None:
     """Runs `work(place, *arguments)` in one process per entry of `nodes`; returns when all have ended.
 
     Args:
         work: a function of a module (it is pickled).
-        nodes: for each rank its node's name. With several names, NCCL is told that these are several hosts.
+        nodes: for each rank its node's name.
         device_type: "cuda" or "cpu".
-        environment: for every rank, set before any collective library looks.
+        environment: for every rank, set before any collective library looks; "{rank}" and
+            "{node}" in a value become the rank's own.
+        hosts_are_separate: tell NCCL that nodes of different names are different hosts.
 
     Raises:
         RanksError: a rank failed; the others have been ended.
     """
     settings = _ALWAYS | dict(environment or {})
+    if hosts_are_separate and len(set(nodes)) > 1:
+        settings["NCCL_HOSTID"] = _NODE
     of_all = (work, tuple(arguments), tuple(nodes), device_type, _free_port(), settings)
     try:
         mp.start_processes(_rank, of_all, len(nodes), start_method="spawn")
@@ -95,11 +101,10 @@ def _rank(
     port: int,
     environment: Mapping[str, str],
 ) -> None:
-    os.environ.update(environment)
+    for name, value in environment.items():
+        os.environ[name] = value.replace(_RANK, str(rank)).replace(_NODE, nodes[rank])
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(len(nodes)))
-    if len(set(nodes)) > 1:
-        os.environ["NCCL_HOSTID"] = nodes[rank]
     if device_type == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(nodes)))
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -53,6 +53,10 @@ class Report:
     def rows(self) -> list[dict[str, Any]]:
         return self._content["rows"]
 
+    def get(self, name: str) -> Any:
+        """A fact beside the rows; None if there is none of that name."""
+        return self._content.get(name)
+
     def put(self, row: dict[str, Any], key: Sequence[str]) -> None:
         """Adds a row, or replaces the one that has the same values under `key`."""
         for index, old in enumerate(self.rows):
