@@ -25,6 +25,8 @@ def _azs_are_enough(region: str, azs: tuple[str, ...]) -> list[Problem]:
     found = []
     if len(set(azs)) < 2:
         found.append(Problem("azs", azs, "EKS needs at least two different Availability Zones"))
+    elif len(set(azs)) < len(azs):
+        found.append(Problem("azs", azs, "names a zone twice"))
     if strangers := [az for az in azs if not re.fullmatch(re.escape(region) + "[a-z]", az)]:
         found.append(
             Problem("azs", azs, f"{', '.join(strangers)} not in the Region {region} (setting region)")

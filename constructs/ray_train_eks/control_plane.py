@@ -71,13 +71,6 @@ class ControlPlane(Construct):
             access: who reaches and who administers the cluster.
         """
         super().__init__(scope, id)
-        log_group = logs.LogGroup(
-            self,
-            "Logs",
-            log_group_name=f"/aws/eks/{name}/cluster",
-            retention=logs.RetentionDays.THREE_MONTHS,
-            removal_policy=RemovalPolicy.DESTROY,
-        )
         self.cluster = eks.Cluster(
             self,
             "Cluster",
@@ -95,10 +88,19 @@ class ControlPlane(Construct):
             default_capacity=0,
             kubectl_provider_options=eks.KubectlProviderOptions(kubectl_layer=kubectl_layer),
         )
-        self.cluster.node.add_dependency(log_group)
+        self.cluster.node.add_dependency(self._log_group(name))
+        for arn in dict.fromkeys(access.admin_role_arns):
+            self._add_admin(arn)
         self._accept_findings()
-        for number, arn in enumerate(access.admin_role_arns):
-            self._add_admin(f"Admin{number}", arn)
+
+    def _log_group(self, name: str) -> logs.LogGroup:
+        return logs.LogGroup(
+            self,
+            "Logs",
+            log_group_name=f"/aws/eks/{name}/cluster",
+            retention=logs.RetentionDays.THREE_MONTHS,
+            removal_policy=RemovalPolicy.DESTROY,
+        )
 
     def _accept_findings(self) -> None:
         """All of them are about roles and functions that CDK's cluster construct makes itself."""
@@ -131,8 +133,11 @@ class ControlPlane(Construct):
             pending_window=Duration.days(7),
         )
 
-    def _add_admin(self, id: str, role_arn: str) -> None:
+    def _add_admin(self, role_arn: str) -> None:
         policy = eks.AccessPolicy.from_access_policy_name(
             "AmazonEKSClusterAdminPolicy", access_scope_type=eks.AccessScopeType.CLUSTER
         )
+        # The id is the role's, not a number: with numbers, dropping the first role of a list would give its
+        # entry to the second, which still has one, and EKS allows one a role.
+        id = f"Admin-{role_arn.replace('/', '-')}"
         eks.AccessEntry(self, id, cluster=self.cluster, principal=role_arn, access_policies=[policy])

@@ -73,6 +73,17 @@ def test_access_goes_through_access_entries_alone(default, reserved, cluster):
     assert len(principals) == 3
 
 
+def test_an_admin_keeps_the_same_entry_when_another_one_goes(reserved, synthesize):
+    def entry_of_ops(assembly):
+        entries = assembly.resources("Cluster", "AWS::EKS::AccessEntry").items()
+        (found,) = [name for name, entry in entries if "team/Ops" in str(entry["Properties"]["PrincipalArn"])]
+        return found
+
+    ops = "arn:aws:iam::123456789012:role/team/Ops"
+    alone = synthesize(admin_role_arns=f"{ops},{ops}")
+    assert entry_of_ops(alone) == entry_of_ops(reserved)
+
+
 def test_auto_mode_and_self_managed_add_ons_are_off(cluster):
     assert cluster["BootstrapSelfManagedAddons"] is False
     assert cluster["ComputeConfig"] == {"Enabled": False}
