@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import codecs
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeAlias
@@ -187,10 +188,13 @@ def _read_pieces(path: str) -> Iterator[str]:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error's message, without the file name that the caller shows anyway."""
-    if isinstance(error, OSError) and error.strerror and error.errno:
-        return error.strerror
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    """The first line of an error's message; of pyarrow's and the system's, only the reason.
+
+    The caller says which file it was.
+    """
+    text = str(error).strip().partition("\n")[0] or type(error).__name__
+    reason = re.search(r".*\[errno \d+\] (?P<reason>[^:]+)", text, re.IGNORECASE)
+    return reason["reason"] if reason else text
 
 
 def tokenizer(config: TrainingConfig) -> Tokenize:
@@ -203,14 +207,17 @@ def tokenizer(config: TrainingConfig) -> Tokenize:
         return lambda text: list(text.encode())
     from transformers import AutoTokenizer  # costs a second; most runs need none
 
+    reason = "it has none"
     try:
         loaded = AutoTokenizer.from_pretrained(config.model_id, revision=config.model_revision)
+        if _encode(loaded, "text"):  # of a folder without tokenizer files, an empty one can come
+            return partial(_encode, loaded)
     except Exception as error:  # transformers raises many kinds, ImportError and KeyError among them
-        reason = f"{config.model_id} has no tokenizer that can be loaded ({one_line(error)})"
-        raise DataError(
-            f"{config.data}: {reason}; add its files to the folder, or leave --data out"
-        ) from None
-    return partial(_encode, loaded)
+        reason = one_line(error)
+    raise DataError(
+        f"{config.data}: the tokenizer of {config.model_id} cannot be loaded ({reason}); "
+        "add its files to the folder, or leave --data out"
+    )
 
 
 def _encode(loaded: Callable[..., dict[str, list[int]]], text: str) -> list[int]:
