@@ -83,19 +83,20 @@ class TrainingStack(AppStack):
         if problems := operator_rules.problems(cluster, job):
             raise SettingsError(problems)
         steps = [
-            self._manifest("Namespace", [namespace(settings)]),
-            self._manifest("ServiceAccount", [service_account(settings)]),
-            self._manifest("NetworkPolicies", network_policies(settings)),
+            [self._manifest(namespace(settings))],
+            [self._manifest(service_account(settings))],
+            [self._manifest(policy) for policy in network_policies(settings)],
             # Pod Identity is given to pods when they are created: not before the association exists.
-            identity,
-            self._manifest("RayCluster", [cluster]),
+            [identity],
+            [self._manifest(cluster)],
         ]
         if job:
-            # A finished RayJob never runs again: changed code or arguments are a new name, hence a new id.
-            steps.append(self._manifest(f"RayJob-{self._digest}", [job]))
+            # A finished RayJob never runs again: changed code or arguments are a new name.
+            steps.append([self._manifest(job)])
             cdk.CfnOutput(self, "RayJobName", value=job_name(settings, self._digest))
         for earlier, later in itertools.pairwise(steps):
-            later.node.add_dependency(earlier)
+            for each in later:
+                each.node.add_dependency(*earlier)
 
     def _ray_job(self) -> dict[str, Any]:
         return ray_job(
@@ -105,5 +106,5 @@ class TrainingStack(AppStack):
             storage_path=self._bucket.storage_path,
         )
 
-    def _manifest(self, id: str, objects: list[dict[str, Any]]) -> Manifest:
-        return Manifest(self, id, cluster=self._cluster, objects=objects)
+    def _manifest(self, object: dict[str, Any]) -> Manifest:
+        return Manifest(self, cluster=self._cluster, object=object)

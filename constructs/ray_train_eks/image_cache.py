@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aws_cdk import RemovalPolicy, Stack
+from aws_cdk import Duration, RemovalPolicy, Stack
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_iam as iam
 
@@ -48,6 +48,10 @@ class ImageCache(Construct):
             image_scan_on_push=True,
             empty_on_delete=True,
             removal_policy=RemovalPolicy.DESTROY,
+            # A moving tag leaves its old image behind, untagged.
+            lifecycle_rules=[
+                ecr.LifecycleRule(tag_status=ecr.TagStatus.UNTAGGED, max_image_age=Duration.days(30))
+            ],
         )
         self._repository.node.add_dependency(rule)
         stack = Stack.of(self)

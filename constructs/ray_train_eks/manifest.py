@@ -1,8 +1,8 @@
-"""Kubernetes objects that CloudFormation creates and deletes."""
+"""A Kubernetes object that CloudFormation creates and deletes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from aws_cdk import aws_eks_v2 as eks
@@ -15,26 +15,26 @@ SERVICE_TIMEOUT_S = 16 * 60
 
 
 class Manifest(eks.KubernetesManifest):
-    """Applies objects, and deletes them with the stack.
+    """Applies one object, and deletes it with the stack or when it is no longer asked for.
 
-    Changing the id of a manifest while an object in it keeps its name deletes the live object: whatever
-    changes one must change the other.
+    The construct's id is the object's kind, namespace and name. So a new name is a new resource, and
+    CloudFormation deletes the old object; with an id of its own, `kubectl apply` would add the new object and
+    leave the old one running. One object each for the same reason: dropped from a list, it would stay.
     """
 
-    def __init__(
-        self, scope: Construct, id: str, *, cluster: eks.ICluster, objects: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Applies `objects` in order.
+    def __init__(self, scope: Construct, *, cluster: eks.ICluster, object: Mapping[str, Any]) -> None:
+        """Applies the object.
 
         Args:
             cluster: where.
-            objects: complete Kubernetes objects.
+            object: a complete Kubernetes object; kind, namespace and name hold no CDK token.
         """
+        names = [object["kind"], object["metadata"].get("namespace", ""), object["metadata"]["name"]]
         super().__init__(
             scope,
-            id,
+            "-".join(filter(None, names)),
             cluster=cluster,
-            manifest=[dict(each) for each in objects],
+            manifest=[dict(object)],
             prune=False,  # would put CDK's labels on every object
             overwrite=True,  # `kubectl apply`; `create` fails where an earlier attempt left the object
         )

@@ -50,10 +50,14 @@ class Assembly:
         for stack in self.templates:
             yield from self.resources(stack, type_).values()
 
+    def manifests(self) -> dict[str, list[dict[str, Any]]]:
+        """Logical id -> the Kubernetes objects that this resource of the Training stack applies."""
+        found = self.resources("Training", "Custom::AWSCDK-EKS-KubernetesResource").items()
+        return {name: decode(manifest["Properties"]["Manifest"]) for name, manifest in found}
+
     def objects(self) -> list[dict[str, Any]]:
-        """Every Kubernetes object of the Training stack, in template order."""
-        manifests = self.resources("Training", "Custom::AWSCDK-EKS-KubernetesResource").values()
-        return [each for manifest in manifests for each in decode(manifest["Properties"]["Manifest"])]
+        """Every Kubernetes object of the Training stack."""
+        return [each for objects in self.manifests().values() for each in objects]
 
     def object(self, kind: str) -> dict[str, Any]:
         """The one Kubernetes object of a kind."""
@@ -136,7 +140,7 @@ def readable() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def _mask(text: str) -> str:
     text = re.sub(r"[0-9a-f]{64}", "<asset hash>", text)
-    digest = re.search(r'RayJob([0-9a-f]{10})[0-9A-F]{8}"', text)
-    if digest:  # the logical id ends with a hash of the construct's path, which holds the digest
-        text = text.replace(digest[0], 'RayJob<code digest>"').replace(digest[1], "<code digest>")
+    job = re.search(r'"(RayJob\w*)([0-9a-f]{10})[0-9A-F]{8}"', text)
+    if job:  # the logical id ends with a hash of the construct's path, which holds the digest
+        text = text.replace(job[0], f'"{job[1]}<code digest>"').replace(job[2], "<code digest>")
     return text

@@ -23,16 +23,29 @@ def _statements(assembly):
     return policy["PolicyDocument"]["Statement"]
 
 
-def test_each_object_waits_for_the_one_before_it(default):
+def test_each_kind_of_object_waits_for_the_one_before_it(default):
     """CloudFormation deletes in the reverse order: the RayJob first, the namespace last."""
-    (identity,) = default.resources("Training", "AWS::EKS::PodIdentityAssociation")
     resources = default.templates["Training"]["Resources"]
-    names = list(_manifests(default))
-    order = [*names[:3], identity, *names[3:]]
-    expected = ["Namespace", "ServiceAccount", "NetworkPolicies", "JobIdentity", "RayCluster", "RayJob"]
-    assert all(name.startswith(start) for name, start in zip(order, expected, strict=True)), order
-    for earlier, later in itertools.pairwise(order):
-        assert earlier in resources[later]["DependsOn"], (earlier, later)
+    identity = list(default.resources("Training", "AWS::EKS::PodIdentityAssociation"))
+    by_kind: dict[str, list[str]] = {}
+    for name, (each,) in default.manifests().items():
+        by_kind.setdefault(each["kind"], []).append(name)
+    kinds = ["Namespace", "ServiceAccount", "NetworkPolicy", "identity", "RayCluster", "RayJob"]
+    steps = [identity if kind == "identity" else by_kind[kind] for kind in kinds]
+    for earlier, later in itertools.pairwise(steps):
+        for name in later:
+            assert set(earlier) <= set(resources[name]["DependsOn"])
+
+
+def test_a_new_name_is_a_new_resource_so_that_the_old_object_goes(default, synthesize):
+    """With the same id, `kubectl apply` would add the new object and leave the old one running."""
+    moved = synthesize(namespace="ml", ray_cluster_name="other")
+    assert not _manifests(default).keys() & _manifests(moved).keys()
+
+
+def test_each_object_has_a_resource_of_its_own(default):
+    """Dropped from a list in one resource, a network policy would stay in force."""
+    assert all(len(objects) == 1 for objects in default.manifests().values())
 
 
 def test_the_first_pod_finds_its_role_s_policy_in_place(default):
@@ -55,7 +68,7 @@ def test_the_job_s_digest_is_in_its_name_and_in_its_id(default):
     name = default.object("RayJob")["metadata"]["name"]
     digest = name.removeprefix("llm-")
     assert len(digest) == 10
-    assert [id_ for id_ in _manifests(default) if id_.startswith(f"RayJob{digest}")]
+    assert [id_ for id_ in _manifests(default) if id_.startswith(f"RayJobrayllm{digest}")]
     assert default.templates["Training"]["Outputs"]["RayJobName"]["Value"] == name
 
 
