@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,9 +37,28 @@ def build(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.
     ]
     # One kernel for the whole update on CUDA; on the CPU the default loops are as fast and better tested.
     fused = any(parameter.is_cuda for parameter in parameters)
-    return torch.optim.AdamW(
+    return _ShardwiseAdamW(
         [group for group in groups if group["params"]], lr=learning_rate, betas=BETAS, fused=fused
     )
+
+
+class _ShardwiseAdamW(torch.optim.AdamW):
+    """AdamW whose arithmetic sees plain shards; its state keeps DTensors, as checkpoints need them.
+
+    An update works on each element alone, so DTensor has nothing to decide, but takes the CPU 10 ms a step for
+    a model of 1.5 B parameters to find that out.
+    """
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        has_complex = super()._init_group(group, *lists)
+        for tensors in lists:  # parameters, gradients, moments, steps: what step() hands to the kernel
+            tensors[:] = [local(tensor) for tensor in tensors]
+        return has_complex
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a sharded tensor, sharing its memory; other tensors as they are."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def learning_rate_at(step: int, *, peak: float, num_steps: int, warmup_steps: int) -> float:
@@ -79,7 +99,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
         The norm of all gradients before clipping, [] on the device, equal on every rank. Nothing waits for it.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    shards = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    shards = [local(gradient) for gradient in gradients]
     norm = torch.nn.utils.get_total_norm(shards, foreach=True)
     if isinstance(gradients[0], DTensor):
         squared = norm.square()

@@ -68,7 +68,8 @@ def _backward(
     """Leaves the step's gradients on the parameters; returns this rank's share of the loss, []."""
     losses = []
     for index, (input_ids, labels) in enumerate(micro_batches, start=1):
-        accumulate(model, index == len(micro_batches), keeps_parameters)
+        if len(micro_batches) > 1:  # each call visits all modules; one micro-batch is FSDP's default
+            accumulate(model, index == len(micro_batches), keeps_parameters)
         loss = model(input_ids, labels)
         loss.backward()
         losses.append(loss.detach())

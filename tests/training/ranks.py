@@ -4,6 +4,7 @@ import dataclasses
 import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
 import traceback
 from datetime import timedelta
@@ -72,25 +73,27 @@ def _receive(end):
 
 
 def _rank(end, function, args, rank, nodes, store, group_timeout_s):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    world_size = len(nodes)
-    dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(store, world_size),
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=group_timeout_s),
-    )
-    worker = Worker(
-        rank, world_size, nodes[:rank].count(nodes[rank]), nodes[rank], torch.device("cpu"), lambda record: None
-    )
     try:
-        answer = True, function(worker, *args)
+        answer = True, function(_join(rank, nodes, store, group_timeout_s), *args)
     except BaseException:
         answer = False, traceback.format_exc()
     # Plain pickle copies tensors; multiprocessing's would share memory with a process that is about to end.
     end.send_bytes(pickle.dumps(answer))
+    signal.pause()  # others may still want to talk; all are killed together
+
+
+def _join(rank, nodes, store, group_timeout_s):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(store, len(nodes)),
+        rank=rank,
+        world_size=len(nodes),
+        timeout=timedelta(seconds=group_timeout_s),
+    )
+    local_rank = nodes[:rank].count(nodes[rank])
+    return Worker(rank, len(nodes), local_rank, nodes[rank], torch.device("cpu"), lambda record: None)
 
 
 def reporting_to(worker, records):

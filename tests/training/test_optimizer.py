@@ -1,7 +1,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from tests.training.engine import configured, parameters, tiny_model
+from tests.training.ranks import run_ranks
 from training import optimizer
 
 
@@ -63,3 +66,32 @@ def test_zero_means_no_clipping_but_still_a_norm():
     assert parameter.grad.tolist() == [3.0, 4.0]
     assert optimizer.clip_gradients([parameter], 1.0) == 5.0
     torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.8]))
+
+
+def _two_updates(worker, nodes):
+    model = tiny_model(worker, nodes, configured())
+    adamw = optimizer.build(model, 1e-2, 0.1)
+    before = parameters(model)
+    for factor in (1.0, 0.5):
+        for parameter in model.parameters():
+            parameter.grad = factor * parameter.detach().sin()
+        adamw.step()
+    states = [value for state in adamw.state.values() for name, value in state.items() if name != "step"]
+    return before, parameters(model), all(isinstance(value, DTensor) for value in states)
+
+
+def test_the_update_of_shards_is_that_of_whole_parameters():
+    before, after, keeps_dtensors = run_ranks(_two_updates, 4, ["a"] * 4)[0]
+    assert keeps_dtensors  # checkpoints save the state by them
+    reference = {name: nn.Parameter(tensor.clone()) for name, tensor in before.items()}
+    groups = [
+        {"params": [p for p in reference.values() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in reference.values() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=1e-2, betas=optimizer.BETAS)
+    for factor in (1.0, 0.5):
+        for parameter in reference.values():
+            parameter.grad = factor * parameter.detach().sin()
+        adamw.step()
+    for name, parameter in reference.items():
+        torch.testing.assert_close(after[name], parameter.detach(), rtol=1e-6, atol=1e-7)
