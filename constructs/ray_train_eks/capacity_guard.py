@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aws_cdk import Acknowledgment, CustomResource, Duration, IgnoreMode, RemovalPolicy, Validations
+from aws_cdk import CustomResource, Duration, IgnoreMode, RemovalPolicy
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 
 from constructs import Construct
+from ray_train_eks.accepted_findings import accept
 from ray_train_eks.instance_types import find
 
 # Exactly what capacity_api.Aws calls, beside sts:GetCallerIdentity, which needs no permission. Said here and
@@ -113,7 +114,7 @@ class CapacityGuard(Construct):
             "The describe calls of EC2 and the get calls of Service Quotas know no resource-level "
             "permissions (AWS Service Authorization Reference); all of them only read."
         )
-        Validations.of(role).acknowledge(Acknowledgment(id="AwsSolutions-IAM5[Resource::*]", reason=reason))
+        accept(role, {"AwsSolutions-IAM5[Resource::*]": reason})
         return role
 
 

@@ -1,7 +1,7 @@
 """A stand-in for AWS on loopback: moto's server, completed where this app needs more than moto has.
 
 Run as `python -m standin PORT RECORD` in tests/deploy. Writes what CloudFormation does, one JSON object a
-line, to the file RECORD, and prints `ready` once it answers. Ends with SIGTERM.
+line, to the file RECORD, and prints `ready` once it answers. SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ from standin import api, cloudformation, custom
 
 
 def main(port: int, record: Path) -> None:
-    """Serves until SIGTERM."""
+    """Serves until a signal ends the process; there is nothing to save."""
     journal = cloudformation.Journal(record)
     custom.install(f"http://localhost:{port}")
     api.install()
     cloudformation.install(journal)
-    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
-    server.start()
+    ThreadedMotoServer("127.0.0.1", port, verbose=False).start()
     print("ready", flush=True)
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
-    server.stop()
+    signal.pause()
 
 
 if __name__ == "__main__":
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     main(int(sys.argv[1]), Path(sys.argv[2]))
