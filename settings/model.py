@@ -77,6 +77,9 @@ RoleArn = Annotated[
     ),
 ]
 RoleArns = Annotated[tuple[RoleArn, ...], BeforeValidator(_split)]
+ChartVersion = Annotated[
+    str, _pattern(r"v?\d+\.\d+\.\d+([-+][0-9A-Za-z.-]+)?", "use one exact version of the chart such as 1.2.3")
+]
 KnownInstanceType = Annotated[str, AfterValidator(_known_instance_type)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 
@@ -140,9 +143,9 @@ class NodesSettings:
 class PlatformSettings:
     """Pinned Helm charts."""
 
-    nvidia_device_plugin_version: Text
-    efa_device_plugin_version: Text
-    kuberay_operator_version: Text
+    nvidia_device_plugin_version: ChartVersion
+    efa_device_plugin_version: ChartVersion
+    kuberay_operator_version: ChartVersion
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 _UPSTREAM = "public.ecr.aws"
-_MAX_PREFIX_LENGTH = 30
+_PREFIX_SUFFIX = "-cache"
+_MAX_PREFIX_LENGTH = 30  # of ecrRepositoryPrefix, ECR API reference
 
 
 class ImageCache(Construct):
@@ -37,7 +38,7 @@ class ImageCache(Construct):
         if registry != _UPSTREAM or not path:
             raise ValueError(f"image {image}: only images of {_UPSTREAM} can be cached")
         name = path.partition("@")[0].partition(":")[0]
-        prefix = prefix.lower()[:_MAX_PREFIX_LENGTH].rstrip("-")
+        prefix = _repository_prefix(prefix)
         rule = ecr.CfnPullThroughCacheRule(
             self, "Rule", ecr_repository_prefix=prefix, upstream_registry_url=_UPSTREAM
         )
@@ -61,3 +62,9 @@ class ImageCache(Construct):
     def grant_pull(self, grantee: iam.IGrantable) -> None:
         """Lets nodes have ECR fetch what is not in the cache yet."""
         self._repository.grant(grantee, "ecr:BatchImportUpstreamImage")
+
+
+def _repository_prefix(prefix: str) -> str:
+    """A prefix that ECR takes: lower case, single hyphens, at most 30 characters."""
+    words = "-".join(word for word in prefix.lower().split("-") if word)
+    return words[: _MAX_PREFIX_LENGTH - len(_PREFIX_SUFFIX)].rstrip("-") + _PREFIX_SUFFIX

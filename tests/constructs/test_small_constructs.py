@@ -25,14 +25,18 @@ def test_a_cached_image_keeps_its_tag_or_digest(reference):
     cache = ImageCache(stack, "Cache", image=IMAGE + reference, prefix="Ray-Train")
     image = stack.resolve(cache.image)["Fn::Join"][1]
     assert image[0] == "123456789012.dkr.ecr.us-east-2."
-    assert image[-1] == f"/ray-train/deep-learning-containers/ray{reference}"
+    assert image[-1] == f"/ray-train-cache/deep-learning-containers/ray{reference}"
 
 
-def test_a_long_prefix_is_cut_to_what_ecr_takes():
+@pytest.mark.parametrize(
+    ("prefix", "taken"),
+    [("A", "a-cache"), ("My--Team", "my-team-cache"), ("a" * 23 + "-bcdefgh", "a" * 23 + "-cache")],
+)
+def test_any_prefix_becomes_one_that_ecr_takes(prefix, taken):
     stack = cdk.Stack(cdk.App(), "Stack")
-    ImageCache(stack, "Cache", image=f"{IMAGE}:v1", prefix="a" * 29 + "-bc")
+    ImageCache(stack, "Cache", image=f"{IMAGE}:v1", prefix=prefix)
     template = cdk.assertions.Template.from_stack(stack)
-    template.has_resource_properties("AWS::ECR::PullThroughCacheRule", {"EcrRepositoryPrefix": "a" * 29})
+    template.has_resource_properties("AWS::ECR::PullThroughCacheRule", {"EcrRepositoryPrefix": taken})
 
 
 def test_an_image_of_another_registry_is_refused():

@@ -18,6 +18,7 @@ CONTEXT = json.loads((Path(__file__).parents[2] / "cdk.json").read_text())["cont
             "capacity = capacity-block: EC2 offers Capacity Blocks for P types only, not for g6.12xlarge",
         ),
         ({"azs": "us-east-2a,us-east-2a,us-east-2b"}, "azs = us-east-2a,us-east-2a,us-east-2b: names a zone"),
+        ({"kuberay_operator_version": "1.x"}, "kuberay_operator_version = 1.x: use one exact version"),
         ({"num_nat_gateways": 4}, "num_nat_gateways = 4: more than azs, of which there are 3"),
         (
             {"image_pull_through_cache": True, "image": "registry.example.com/ray:v1.0.0"},

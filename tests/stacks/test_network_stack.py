@@ -53,9 +53,9 @@ def test_the_vpc_s_default_security_group_lets_nothing_through(default):
 def test_the_image_is_cached_only_when_the_settings_say_so(default, reserved):
     assert not default.resources("Network", "AWS::ECR::PullThroughCacheRule")
     rule = reserved.only("Network", "AWS::ECR::PullThroughCacheRule")
-    assert rule == {"EcrRepositoryPrefix": "ray-train", "UpstreamRegistryUrl": "public.ecr.aws"}
+    assert rule == {"EcrRepositoryPrefix": "ray-train-cache", "UpstreamRegistryUrl": "public.ecr.aws"}
     repository = reserved.only("Network", "AWS::ECR::Repository")
-    assert repository["RepositoryName"] == "ray-train/deep-learning-containers/ray"
+    assert repository["RepositoryName"] == "ray-train-cache/deep-learning-containers/ray"
     assert repository["EmptyOnDelete"] is True
 
 
@@ -66,7 +66,7 @@ def test_pods_and_nodes_use_the_cache_when_there_is_one(reserved):
     pods.append(reserved.object("RayJob")["spec"]["submitterPodTemplate"])
     images = {container["image"] for pod in pods for container in pod["spec"]["containers"]}
     registry = "<AWS::AccountId>.dkr.ecr.us-east-2.<AWS::URLSuffix>"
-    assert images == {f"{registry}/ray-train/deep-learning-containers/ray:train-ml-cuda-v1.1"}
+    assert images == {f"{registry}/ray-train-cache/deep-learning-containers/ray:train-ml-cuda-v1.1"}
     for stack in ("Cluster", "Nodes"):
         policies = reserved.resources(stack, "AWS::IAM::Policy").values()
         statements = [s for policy in policies for s in policy["Properties"]["PolicyDocument"]["Statement"]]
