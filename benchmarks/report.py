@@ -97,8 +97,6 @@ def machine() -> dict[str, Any]:
         "gpus": gpus,
         "cpu": _cpu_name(),
         "num_cpus": os.cpu_count(),
-        "system": platform.system(),
-        "kernel": platform.release(),
     }
 
 
