@@ -350,10 +350,14 @@ def describe_result(folder: Path) -> list[str]:
     first, last = summary["first_loss"], summary["last_loss"]
     if last >= first:
         raise DemoError(f"the loss did not fall: {first:.4f} at first, {last:.4f} at the end")
+    rate = summary["tokens_per_s"]  # None when all steps were warm-up
+    throughput = (
+        "not measured: too few steps" if rate is None else f"{rate:,.0f} tokens/s on this machine's CPU"
+    )
     per_node = ", ".join(str(count) for count in summary["num_ranks_per_node"].values())
     return [
         f"Loss          {first:.4f} -> {last:.4f} in {summary['num_steps']} steps",
-        f"Throughput    {summary['tokens_per_s']:,.0f} tokens/s on this machine's CPU",
+        f"Throughput    {throughput}",
         f"Ranks         {summary['world_size']} on {len(summary['num_ranks_per_node'])} nodes ({per_node})",
         f"Transport     {summary['transport']['verdict']}: {summary['transport']['why']}",
         "",
