@@ -128,13 +128,14 @@ def _spans(ranks: Sequence[int]) -> str:
 def _claimed_twice(world: World) -> Iterable[Finding]:
     for rank, claims in world.ranks.items():
         if len(claims) > 1:
-            who = ", ".join(f"{claim.host}:{claim.pid} in {claim.file}" for claim in claims)
-            remedy = "remove the logs of earlier runs: one folder for each run"
+            who = ", ".join(f"{claim.host}:{claim.pid} in {claim.first}" for claim in claims)
             yield Finding(
                 f"{len(claims)} processes claim this rank: {who}",
                 rank,
+                claims[0].host,
+                claims[0].first,
                 cause="logs of two runs",
-                remedy=remedy,
+                remedy="remove the logs of earlier runs: one folder for each run",
             )
 
 
@@ -157,7 +158,7 @@ def _strangers(world: World) -> Iterable[Finding]:
 
 def _rank_by_file(process: ProcessLog) -> int | None:
     """The rank that a log file's name tells: the only hint there is when NCCL failed before naming it."""
-    match = re.search(r"rank[-_.]?(\d+)[^/]*$", process.file)
+    match = re.search(r"rank[-_.]?(\d+)[^/]*$", process.first.file)
     return int(match[1]) if match else None
 
 
@@ -290,7 +291,7 @@ def _without_gpudirect(world: World) -> Iterable[Finding]:
 def _of(process: ProcessLog, rank: int | None, message: str, cause: str = "", remedy: str = "") -> Finding:
     """A finding about one process; a symptom in its log is a better cause than the general one."""
     symptom = next((BY_NAME[symptom.name] for symptom in SYMPTOMS if symptom.name in process.symptoms), None)
-    place = process.symptoms[symptom.name] if symptom else Place(process.file, 1)
+    place = process.symptoms[symptom.name] if symptom else process.first
     if symptom:
         cause, remedy = symptom.cause, symptom.remedy
     return Finding(message, rank, process.host, place, cause, remedy)

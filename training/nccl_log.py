@@ -91,12 +91,12 @@ class ProcessLog:
         providers: (libfabric provider, fabric) pairs; the fabric is "" before aws-ofi-nccl 1.14.
         num_local_channels: channels that used no network, by transport (P2P, SHM).
         symptoms: name of a `nccl_symptoms.Symptom` -> where it first stood.
-        file: first file in which it spoke.
+        first: its first line.
     """
 
     host: str
     pid: int
-    file: str
+    first: Place
     environment: dict[str, str] = field(default_factory=dict)
     nccl_version: str = ""
     plugin_version: str = ""
@@ -121,7 +121,7 @@ class ProcessLog:
         return {
             "host": self.host,
             "pid": self.pid,
-            "file": self.file,
+            "file": self.first.file,
             "nccl_version": self.nccl_version,
             "plugin_version": self.plugin_version,
             "environment": dict(sorted(self.environment.items())),
@@ -233,7 +233,7 @@ def _take(text: str, place: Place, processes: dict[tuple[str, int], ProcessLog])
         host, pid = head[1], int(head[2])
         process = processes.get((host, pid))
         if process is None:
-            process = processes[host, pid] = ProcessLog(host, pid, place.file)
+            process = processes[host, pid] = ProcessLog(host, pid, place)
         message = text[head.end() : following.start() if following else None].rstrip()
         for take in (_take_channel, _take_communicator, _take_network, _take_about):
             if take(process, message, place):

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,54 @@ def test_ranks_without_a_log_are_named(capsys):
 def test_one_host_is_no_pass_and_says_why(capsys):
     main(arguments(ROOT / "tests/cases/nccl/single-node-p2p"))
     assert "not applicable: all ranks run on one host" in capsys.readouterr().out
+
+
+def test_a_network_inside_one_host_links_no_hosts(capsys):
+    found = verdict_of(capsys, arguments(ROOT / "tests/cases/nccl/efa-inside-one-host"))
+    assert found["links"] == []
+
+
+@pytest.mark.parametrize(
+    ("case", "largest", "size"), [("smaller-world-than-expected", 4, 8), ("larger-world-than-expected", 4, 2)]
+)
+def test_a_world_of_another_size_is_told_with_both_sizes(case, largest, size, capsys):
+    main(arguments(ROOT / "tests/cases/nccl" / case))
+    report = capsys.readouterr().out
+    assert f"the world has {size} ranks, but the largest communicator in the logs has {largest}" in report
+
+
+def with_rank_3_saying(tmp_path, text: str, case: str = "efa-hybrid-mesh") -> list[str]:
+    """Arguments for a passing case with more in the last rank's log."""
+    shutil.copytree(ROOT / "tests/cases/nccl" / case, tmp_path, dirs_exist_ok=True)
+    with (tmp_path / "rank3.log").open("a") as stream:
+        stream.write(text)
+    return [str(tmp_path), "--world-size", "4"]
+
+
+RANK_3 = "gpu-workers-worker-b1x1:301:301 [1] NCCL INFO "
+
+
+@pytest.mark.parametrize(
+    "cut", ["Using network Libfab", "Assigned NET plugin Libf", "Channel 00/0 : 3[1] -> 0[0] [se"]
+)
+def test_a_line_cut_short_is_not_taken_for_another_network(tmp_path, cut, capsys):
+    assert main(with_rank_3_saying(tmp_path, RANK_3 + cut)) == 0
+
+
+def test_two_messages_in_one_line_are_both_read(tmp_path, capsys):
+    local = "Channel 02/0 : 2[0] -> 3[1] via SHM/direct/direct"
+    glued = f"{RANK_3}{local} {RANK_3}Channel 02/0 : 3[1] -> 0[0] [send] via NET/Socket/0\n"
+    assert main(with_rank_3_saying(tmp_path, glued)) == 1
+    assert "FAILED rank 3" in capsys.readouterr().out
+
+
+def test_lines_are_counted_across_other_output(tmp_path, capsys):
+    noise = "no line of NCCL's\n" * 200_000  # more than is read at once
+    socket = f"{RANK_3}Channel 02/0 : 3[1] -> 0[0] [send] via NET/Socket/0\n"
+    argv = with_rank_3_saying(tmp_path, noise + socket)
+    assert main(argv) == 1
+    log = tmp_path / "rank3.log"
+    assert f"{log}:{len(log.read_text().splitlines())})" in capsys.readouterr().out
 
 
 def test_any_network_will_do_when_none_is_required(capsys):
