@@ -1,10 +1,8 @@
-"""Every finding of the capacity checks, from answers that botocore's Stubber accepts as AWS's."""
+"""Offering, quota, and errors of the API: every finding, from answers that botocore accepts as AWS's."""
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,115 +10,19 @@ import boto3
 import pytest
 from botocore.exceptions import ConnectTimeoutError
 from botocore.stub import Stubber
-from ray_train_eks.capacity import Finding, Wanted, check
 from ray_train_eks.capacity_api import Aws
 from ray_train_eks.capacity_guard import ACTIONS
-from ray_train_eks.instance_types import INSTANCE_TYPES
 
-ACCOUNT = "123456789012"
-NOW = dt.datetime(2026, 7, 1, 12, tzinfo=dt.UTC)
-ON_DEMAND = Wanted("g6.12xlarge", "us-east-2a", 2, cluster_name="llm")
-RESERVED = replace(ON_DEMAND, capacity="reservation", capacity_reservation_id="cr-0123456789abcdef0")
-BLOCK = replace(RESERVED, instance_type="p5.48xlarge", capacity="capacity-block")
-
-
-class Stubs:
-    """An `Aws` whose clients answer what a test lined up, in order, and refuse any other call."""
-
-    def __init__(self, aws: Aws) -> None:
-        self.aws = aws
-        self.ec2 = Stubber(self.aws._ec2)
-        self.quotas = Stubber(self.aws._quotas)
-
-    def offers(self, *azs: str, instance_type: str = "g6.12xlarge") -> None:
-        rows = [{"InstanceType": instance_type, "Location": az} for az in azs]
-        self.ec2.add_response("describe_instance_type_offerings", {"InstanceTypeOfferings": rows})
-
-    def runs(self, *instances: dict[str, Any]) -> None:
-        self.ec2.add_response("describe_instances", {"Reservations": [{"Instances": list(instances)}]})
-        if instances:
-            self.describes_types(*(row["InstanceType"] for row in instances))
-
-    def describes_types(self, *names: str) -> None:
-        vcpus = {name: row.vcpus for name, row in INSTANCE_TYPES.items()} | {"g6.xlarge": 4}
-        rows = [
-            {"InstanceType": name, "VCpuInfo": {"DefaultVCpus": vcpus[name]}} for name in sorted(set(names))
-        ]
-        self.ec2.add_response("describe_instance_types", {"InstanceTypes": rows})
-
-    def has_reservations(self, *rows: dict[str, Any]) -> None:
-        self.ec2.add_response("describe_capacity_reservations", {"CapacityReservations": list(rows)})
-
-    def allows(self, vcpus: float) -> None:
-        self.quotas.add_response("get_service_quota", {"Quota": {"Value": vcpus}})
-
-    @contextmanager
-    def active(self) -> Iterator[Aws]:
-        with self.ec2, self.quotas:
-            yield self.aws
-            self.ec2.assert_no_pending_responses()
-            self.quotas.assert_no_pending_responses()
-
-    def check(self, wanted: Wanted) -> list[Finding]:
-        with self.active() as aws:
-            return check(aws, wanted, NOW)
-
-
-def instance(
-    instance_type: str = "g6.12xlarge",
-    az: str = "us-east-2a",
-    tags: dict[str, str] | None = None,
-    **more: Any,
-) -> dict[str, Any]:
-    pairs = [{"Key": key, "Value": value} for key, value in (tags or {}).items()]
-    placement = {"AvailabilityZone": az, "Tenancy": more.pop("Tenancy", "default")}
-    return {"InstanceType": instance_type, "Placement": placement, "Tags": pairs, **more}
-
-
-def own(instance_type: str = "g6.12xlarge", az: str = "us-east-2a", **more: Any) -> dict[str, Any]:
-    return instance(instance_type, az, {"eks:cluster-name": "llm", "eks:nodegroup-name": "gpu"}, **more)
-
-
-def reservation(**changes: Any) -> dict[str, Any]:
-    row = {
-        "CapacityReservationId": RESERVED.capacity_reservation_id,
-        "OwnerId": ACCOUNT,
-        "InstanceType": "g6.12xlarge",
-        "InstancePlatform": "Linux/UNIX",
-        "AvailabilityZone": "us-east-2a",
-        "Tenancy": "default",
-        "TotalInstanceCount": 2,
-        "AvailableInstanceCount": 2,
-        "State": "active",
-        "StartDate": NOW - dt.timedelta(days=1),
-        "ReservationType": "default",
-    }
-    return row | changes
-
-
-def block(**changes: Any) -> dict[str, Any]:
-    defaults = {
-        "ReservationType": "capacity-block",
-        "InstanceType": "p5.48xlarge",
-        "EndDate": NOW + dt.timedelta(days=1),
-    }
-    return reservation(**(defaults | changes))
-
-
-@pytest.fixture(scope="module")
-def session() -> boto3.session.Session:
-    return boto3.session.Session("key", "secret", region_name="us-east-2")
-
-
-@pytest.fixture(scope="module")
-def aws(session: boto3.session.Session) -> Aws:
-    """One for all tests: making EC2's client takes longer than any of them."""
-    return Aws(session)
-
-
-@pytest.fixture
-def stubs(aws: Aws) -> Stubs:
-    return Stubs(aws)
+from tests.constructs.stubbed_aws import (
+    ACCOUNT,
+    ON_DEMAND,
+    RESERVED,
+    Stubs,
+    block,
+    instance,
+    own,
+    reservation,
+)
 
 
 def test_an_offered_type_with_enough_quota_has_no_findings(stubs: Stubs) -> None:
@@ -292,102 +194,6 @@ def test_a_quota_never_changed_is_aws_s_default(stubs: Stubs) -> None:
     stubs.quotas.add_response("get_aws_default_service_quota", {"Quota": {"Value": 0.0}})
     (finding,) = stubs.check(ON_DEMAND)
     assert "allows 0 vCPUs" in finding.message
-
-
-def test_a_reservation_needs_no_quota(stubs: Stubs) -> None:
-    stubs.offers("us-east-2a")
-    stubs.has_reservations(reservation())
-    assert stubs.check(RESERVED) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"State": "expired"}, "is expired, not active"),
-        ({"State": "pending"}, "is pending, not active"),
-        ({"InstanceType": "g6.24xlarge"}, "reserves g6.24xlarge, not g6.12xlarge"),
-        (
-            {"AvailabilityZone": "us-east-2b"},
-            "lies in us-east-2b, not in us-east-2a: move the GPU nodes there",
-        ),
-        ({"InstancePlatform": "Windows"}, "is for Windows, but the nodes run Linux/UNIX"),
-        ({"Tenancy": "dedicated"}, "is of dedicated tenancy"),
-        ({"ReservationType": "capacity-block"}, "is a Capacity Block: set capacity to capacity-block"),
-    ],
-)
-def test_an_unfit_reservation_says_what_is_wrong(stubs: Stubs, changes: dict[str, Any], message: str) -> None:
-    stubs.offers("us-east-2a")
-    stubs.has_reservations(reservation(**changes))
-    (finding,) = stubs.check(RESERVED)
-    assert finding.subject == "reservation"
-    assert finding.message.startswith(f"{RESERVED.capacity_reservation_id} {message}")
-
-
-def test_too_small_a_reservation_says_by_how_much_to_enlarge_it(stubs: Stubs) -> None:
-    stubs.offers("us-east-2a")
-    stubs.has_reservations(reservation(AvailableInstanceCount=0))
-    stubs.runs(instance(CapacityReservationId=RESERVED.capacity_reservation_id))
-    (finding,) = stubs.check(RESERVED)
-    assert "has 0 of its 2 instances free, but 2 more are needed: enlarge it by 2" in finding.message
-
-
-def test_the_group_s_own_nodes_inside_the_reservation_need_no_more_of_it(stubs: Stubs) -> None:
-    stubs.offers("us-east-2a")
-    stubs.has_reservations(reservation(AvailableInstanceCount=0))
-    inside = own(CapacityReservationId=RESERVED.capacity_reservation_id)
-    stubs.runs(inside, inside)
-    assert stubs.check(RESERVED) == []
-
-
-def test_a_missing_reservation_is_named(stubs: Stubs) -> None:
-    stubs.offers("us-east-2a")
-    stubs.ec2.add_client_error(
-        "describe_capacity_reservations", "InvalidCapacityReservationId.NotFound", "no"
-    )
-    (finding,) = stubs.check(RESERVED)
-    assert finding.message.startswith("cr-0123456789abcdef0 does not exist in us-east-2")
-
-
-def test_all_problems_of_a_reservation_and_the_offering_come_at_once(stubs: Stubs) -> None:
-    stubs.offers("us-east-2c")
-    stubs.has_reservations(
-        reservation(InstanceType="g5.12xlarge", AvailabilityZone="us-east-2c", State="cancelled")
-    )
-    assert [finding.subject for finding in stubs.check(RESERVED)] == ["offering"] + ["reservation"] * 3
-
-
-def test_a_running_capacity_block_is_fine(stubs: Stubs) -> None:
-    stubs.offers("us-east-2a", instance_type="p5.48xlarge")
-    stubs.has_reservations(block())
-    assert stubs.check(BLOCK) == []
-
-
-def test_a_block_that_has_not_started_takes_no_nodes_yet(stubs: Stubs) -> None:
-    scheduled = block(State="scheduled", StartDate=NOW + dt.timedelta(hours=3), AvailableInstanceCount=0)
-    stubs.offers("us-east-2a", instance_type="p5.48xlarge")
-    stubs.has_reservations(scheduled)
-    (finding,) = stubs.check(BLOCK)
-    assert "starts only at 2026-07-01 15:00 UTC: deploy with no nodes until then" in finding.message
-
-
-def test_a_group_without_nodes_may_wait_for_its_block(stubs: Stubs) -> None:
-    stubs.offers("us-east-2a", instance_type="p5.48xlarge")
-    stubs.has_reservations(block(State="scheduled", AvailableInstanceCount=0))
-    assert stubs.check(replace(BLOCK, num_nodes=0)) == []
-
-
-def test_a_block_about_to_end_is_refused(stubs: Stubs) -> None:
-    stubs.offers("us-east-2a", instance_type="p5.48xlarge")
-    stubs.has_reservations(block(EndDate=NOW + dt.timedelta(minutes=59)))
-    (finding,) = stubs.check(BLOCK)
-    assert "ends at 2026-07-01 12:59 UTC" in finding.message
-
-
-def test_an_odcr_is_no_capacity_block(stubs: Stubs) -> None:
-    stubs.offers("us-east-2a", instance_type="p5.48xlarge")
-    stubs.has_reservations(reservation(InstanceType="p5.48xlarge"))
-    (finding,) = stubs.check(BLOCK)
-    assert "is an On-Demand Capacity Reservation, not a Capacity Block" in finding.message
 
 
 @pytest.mark.parametrize(

@@ -1,112 +1,22 @@
-"""The life of a deployment with the real CDK CLI: deploy, change, GPU nodes away and back, destroy.
+"""What `cdk deploy --all` creates, asked of AWS's own interfaces.
 
 AWS is a stand-in on loopback (standin/), so this shows that the app and its templates hang together and in
 which order things happen; it does not show that AWS accepts or runs them.
-
-The stages are fixtures, each built on the one before it, and the tests follow in the same order.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
-import boto3
 import pytest
 
-STACKS = tuple(f"ray-train-{name}" for name in ("Network", "Cluster", "Nodes", "Platform", "Training"))
-NODES = "ray-train-Nodes"
-Entry = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What one command did.
-
-    Attributes:
-        output: what the CDK CLI printed.
-        entries: what CloudFormation did, in order.
-    """
-
-    output: str
-    entries: list[Entry]
-
-    def ids(self, op: str, type_part: str = "") -> list[str]:
-        """Logical ids of one kind of operation, in order."""
-        return [row["id"] for row in self.entries if row["op"] == op and type_part in row["type"]]
-
-    def applied(self) -> list[str]:
-        """What charts and manifests brought, in order: the chart's name or the kinds of the objects."""
-        return [
-            _content(row) for row in self.entries if row["op"] == "Create" and "AWSCDK-EKS" in row["type"]
-        ]
-
-
-def _content(entry: Entry) -> str:
-    properties = entry["properties"]
-    if "Chart" in properties:
-        return properties["Chart"]
-    return "+".join(sorted({each["kind"] for each in json.loads(properties["Manifest"])}))
-
-
-def _stage(aws, command) -> Stage:
-    before = len(aws.entries())
-    output = command()
-    return Stage(output, aws.entries(before))
+from tests.deploy.stages import STACKS, Entry
 
 
 @pytest.fixture(scope="module")
-def deployed(aws, cdk) -> Stage:
-    cdk.run("bootstrap", "aws://123456789012/us-east-2")
-    return _stage(aws, cdk.deploy)
-
-
-@pytest.fixture(scope="module")
-def again(aws, cdk, deployed) -> Stage:
-    return _stage(aws, cdk.deploy)
-
-
-@pytest.fixture(scope="module")
-def changed(aws, cdk, again) -> Stage:
-    """A line of the training module is another one."""
-    with (cdk.folder / "training" / "run.py").open("a") as module:
-        module.write("\n# changed\n")
-    return _stage(aws, cdk.deploy)
-
-
-@pytest.fixture(scope="module")
-def without_nodes(aws, cdk, changed) -> Stage:
-    return _stage(aws, lambda: cdk.destroy(NODES))
-
-
-@pytest.fixture(scope="module")
-def refused(aws, cdk, without_nodes) -> Stage:
-    """Somebody else uses a part of the quota when the GPU nodes are deployed again."""
-    ec2 = boto3.client("ec2")
-    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
-    answer = ec2.run_instances(ImageId=image, InstanceType="g6.xlarge", MinCount=1, MaxCount=1)
-    stage = _stage(aws, lambda: cdk.deploy(NODES, synthesize=False, check=False))
-    ec2.terminate_instances(InstanceIds=[answer["Instances"][0]["InstanceId"]])
-    return stage
-
-
-@pytest.fixture(scope="module")
-def nodes_again(aws, cdk, refused) -> Stage:
-    return _stage(aws, lambda: cdk.deploy(NODES, synthesize=False))
-
-
-@pytest.fixture(scope="module")
-def destroyed(aws, cdk, nodes_again) -> Stage:
-    return _stage(aws, cdk.destroy)
-
-
-# --- deployed ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def vpc_id(deployed) -> str:
-    (vpc,) = [row for row in boto3.client("ec2").describe_vpcs()["Vpcs"] if not row["IsDefault"]]
+def vpc_id(client, deployed) -> str:
+    (vpc,) = [row for row in client("ec2").describe_vpcs()["Vpcs"] if not row["IsDefault"]]
     return vpc["VpcId"]
 
 
@@ -115,9 +25,9 @@ def _in_vpc(vpc_id: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def private_subnets(vpc_id) -> dict[str, str]:
+def private_subnets(client, vpc_id) -> dict[str, str]:
     """Availability Zone -> private subnet."""
-    rows = boto3.client("ec2").describe_subnets(Filters=_in_vpc(vpc_id))["Subnets"]
+    rows = client("ec2").describe_subnets(Filters=_in_vpc(vpc_id))["Subnets"]
     return {row["AvailabilityZone"]: row["SubnetId"] for row in rows if _is_private(row)}
 
 
@@ -126,8 +36,8 @@ def _is_private(subnet: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def gpu_group(deployed) -> dict[str, Any]:
-    eks = boto3.client("eks")
+def gpu_group(client, deployed) -> dict[str, Any]:
+    eks = client("eks")
     names = eks.list_nodegroups(clusterName="ray-train")["nodegroups"]
     groups = [
         eks.describe_nodegroup(clusterName="ray-train", nodegroupName=name)["nodegroup"] for name in names
@@ -137,8 +47,8 @@ def gpu_group(deployed) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def gpu_template(gpu_group) -> dict[str, Any]:
-    versions = boto3.client("ec2").describe_launch_template_versions(
+def gpu_template(client, gpu_group) -> dict[str, Any]:
+    versions = client("ec2").describe_launch_template_versions(
         LaunchTemplateId=gpu_group["launchTemplate"]["id"], Versions=["$Latest"]
     )
     return versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
@@ -156,9 +66,9 @@ def test_every_resource_of_every_template_was_created(cdk, deployed):
     assert deployed.ids("Skip") == []
 
 
-def test_private_subnets_lie_in_the_three_zones_and_reach_out_through_nat_only(private_subnets):
+def test_private_subnets_lie_in_the_three_zones_and_reach_out_through_nat_only(client, private_subnets):
     assert sorted(private_subnets) == ["us-east-2a", "us-east-2b", "us-east-2c"]
-    ec2 = boto3.client("ec2")
+    ec2 = client("ec2")
     gateways = {row["NatGatewayId"] for row in ec2.describe_nat_gateways()["NatGateways"]}
     for subnet in private_subnets.values():
         filters = [{"Name": "association.subnet-id", "Values": [subnet]}]
@@ -168,33 +78,31 @@ def test_private_subnets_lie_in_the_three_zones_and_reach_out_through_nat_only(p
         assert "GatewayId" not in way_out
 
 
-def test_no_subnet_gives_out_public_addresses(vpc_id):
-    rows = boto3.client("ec2").describe_subnets(Filters=_in_vpc(vpc_id))["Subnets"]
+def test_no_subnet_gives_out_public_addresses(client, vpc_id):
+    rows = client("ec2").describe_subnets(Filters=_in_vpc(vpc_id))["Subnets"]
     assert rows and not any(row["MapPublicIpOnLaunch"] for row in rows)
 
 
-def test_s3_is_reached_without_the_nat_gateway(vpc_id, private_subnets):
-    ec2 = boto3.client("ec2")
+def test_s3_is_reached_without_the_nat_gateway(client, vpc_id, private_subnets):
+    ec2 = client("ec2")
     (endpoint,) = ec2.describe_vpc_endpoints(Filters=_in_vpc(vpc_id))["VpcEndpoints"]
     assert (endpoint["VpcEndpointType"], endpoint["ServiceName"]) == ("Gateway", "com.amazonaws.us-east-2.s3")
     assert len(endpoint["RouteTableIds"]) == len(private_subnets)
 
 
-def test_the_control_plane_is_private_logs_everything_and_encrypts_secrets(deployed):
-    cluster = boto3.client("eks").describe_cluster(name="ray-train")["cluster"]
+def test_the_control_plane_is_private_logs_everything_and_encrypts_secrets(client, deployed):
+    cluster = client("eks").describe_cluster(name="ray-train")["cluster"]
     access = cluster["resourcesVpcConfig"]
     assert (access["endpointPrivateAccess"], access["endpointPublicAccess"]) == (True, False)
     (logging,) = cluster["logging"]["clusterLogging"]
     assert set(logging["types"]) == {"api", "audit", "authenticator", "controllerManager", "scheduler"}
     (encryption,) = cluster["encryptionConfig"]
     assert encryption["resources"] == ["secrets"]
-    assert boto3.client("kms").get_key_rotation_status(KeyId=encryption["provider"]["keyArn"])[
-        "KeyRotationEnabled"
-    ]
+    assert client("kms").get_key_rotation_status(KeyId=encryption["provider"]["keyArn"])["KeyRotationEnabled"]
 
 
-def test_only_cdk_s_kubectl_role_may_use_the_cluster(deployed):
-    eks = boto3.client("eks")
+def test_only_cdk_s_kubectl_role_may_use_the_cluster(client, deployed):
+    eks = client("eks")
     (principal,) = eks.list_access_entries(clusterName="ray-train")["accessEntries"]
     assert "KubectlProviderHandler" in principal
     policies = eks.list_associated_access_policies(clusterName="ray-train", principalArn=principal)
@@ -202,7 +110,7 @@ def test_only_cdk_s_kubectl_role_may_use_the_cluster(deployed):
     assert policy["policyArn"].endswith("/AmazonEKSClusterAdminPolicy")
 
 
-def test_add_ons_come_in_the_order_in_which_nodes_need_them(deployed):
+def test_add_ons_come_in_the_order_in_which_nodes_need_them(client, deployed):
     """No node is Ready without a CNI, and coredns is not active without a node."""
     names = {
         row["id"]: row["properties"].get("AddonName") for row in deployed.entries if "Addon" in row["type"]
@@ -215,9 +123,7 @@ def test_add_ons_come_in_the_order_in_which_nodes_need_them(deployed):
     before, after = order[: order.index("nodes")], order[order.index("nodes") + 1 :]
     assert set(before) == {"eks-pod-identity-agent", "vpc-cni", "kube-proxy"}
     assert set(after) == {"coredns", "eks-node-monitoring-agent"}
-    assert sorted(boto3.client("eks").list_addons(clusterName="ray-train")["addons"]) == sorted(
-        before + after
-    )
+    assert sorted(client("eks").list_addons(clusterName="ray-train")["addons"]) == sorted(before + after)
 
 
 def test_gpu_nodes_stand_in_one_private_subnet_of_the_gpu_zone(gpu_group, private_subnets):
@@ -232,7 +138,7 @@ def test_the_gpu_node_group_is_labelled_tainted_and_updated_without_surplus_node
     assert gpu_group["scalingConfig"]["desiredSize"] == 2
 
 
-def test_the_gpu_nodes_interface_is_efa_in_both_groups_and_has_no_public_address(gpu_template):
+def test_the_gpu_nodes_interface_is_efa_in_both_groups_and_has_no_public_address(client, gpu_template):
     (interface,) = gpu_template["NetworkInterfaces"]
     assert (interface["InterfaceType"], interface["DeviceIndex"], interface["NetworkCardIndex"]) == (
         "efa",
@@ -240,19 +146,19 @@ def test_the_gpu_nodes_interface_is_efa_in_both_groups_and_has_no_public_address
         0,
     )
     assert interface["AssociatePublicIpAddress"] is False
-    names = [_group(id_)["GroupName"] for id_ in interface["Groups"]]
+    names = [_group(client, id_)["GroupName"] for id_ in interface["Groups"]]
     assert names[0] == "eks-cluster-sg-ray-train"
     assert "GpuNodesSecurityGroup" in names[1]
     assert "SecurityGroupIds" not in gpu_template
 
 
-def _group(group_id: str) -> dict[str, Any]:
-    (group,) = boto3.client("ec2").describe_security_groups(GroupIds=[group_id])["SecurityGroups"]
+def _group(client, group_id: str) -> dict[str, Any]:
+    (group,) = client("ec2").describe_security_groups(GroupIds=[group_id])["SecurityGroups"]
     return group
 
 
-def test_the_efa_group_allows_all_traffic_to_and_from_itself_and_lets_nobody_else_in(gpu_template):
-    group = _group(gpu_template["NetworkInterfaces"][0]["Groups"][1])
+def test_the_efa_group_allows_all_traffic_to_and_from_itself_and_lets_nobody_else_in(client, gpu_template):
+    group = _group(client, gpu_template["NetworkInterfaces"][0]["Groups"][1])
     (ingress,) = group["IpPermissions"]
     # Beside it moto keeps EC2's default rule for all addresses, which does not cover EFA.
     (egress,) = [row for row in group["IpPermissionsEgress"] if row["UserIdGroupPairs"]]
@@ -262,7 +168,9 @@ def test_the_efa_group_allows_all_traffic_to_and_from_itself_and_lets_nobody_els
     assert ingress["IpRanges"] == ingress["Ipv6Ranges"] == []
 
 
-def test_gpu_nodes_are_of_the_setting_s_type_encrypted_close_together_and_deaf_to_imdsv1(gpu_template):
+def test_gpu_nodes_are_of_the_setting_s_type_encrypted_close_together_and_deaf_to_imdsv1(
+    client, gpu_template
+):
     assert gpu_template["InstanceType"] == "g6.12xlarge"
     metadata = gpu_template["MetadataOptions"]
     assert (metadata["HttpTokens"], metadata["HttpPutResponseHopLimit"]) == ("required", 1)
@@ -272,7 +180,7 @@ def test_gpu_nodes_are_of_the_setting_s_type_encrypted_close_together_and_deaf_t
         True,
         200,
     )
-    (placement,) = boto3.client("ec2").describe_placement_groups()["PlacementGroups"]
+    (placement,) = client("ec2").describe_placement_groups()["PlacementGroups"]
     assert placement["Strategy"] == "cluster"
     assert gpu_template["Placement"]["GroupName"] == placement["GroupName"]
 
@@ -294,14 +202,12 @@ def test_charts_then_identity_then_ray_cluster_then_job(deployed):
     assert created.index("JobIdentity") < cluster
 
 
-def test_pods_of_the_job_get_a_role_that_reads_one_package_and_writes_one_prefix(deployed):
-    (association,) = boto3.client("eks").list_pod_identity_associations(clusterName="ray-train")[
-        "associations"
-    ]
+def test_pods_of_the_job_get_a_role_that_reads_one_package_and_writes_one_prefix(client, deployed):
+    (association,) = client("eks").list_pod_identity_associations(clusterName="ray-train")["associations"]
     assert (association["namespace"], association["serviceAccount"]) == ("ray", "ray-train")
     (row,) = [row for row in deployed.entries if row["id"] == "JobIdentity"]
     role = row["properties"]["RoleArn"].rpartition("/")[2]
-    iam = boto3.client("iam")
+    iam = client("iam")
     (name,) = iam.list_role_policies(RoleName=role)["PolicyNames"]
     statements = iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]["Statement"]
     packages = [_list(each["Resource"]) for each in statements if _list(each["Action"]) == ["s3:GetObject"]]
@@ -315,18 +221,8 @@ def _list(value: Any) -> list[str]:
     return value if isinstance(value, list) else [value]
 
 
-@pytest.fixture(scope="module")
-def results_bucket(deployed) -> str:
-    (name,) = [name for name in _buckets() if not name.startswith("cdk-")]
-    return name
-
-
-def _buckets() -> list[str]:
-    return [row["Name"] for row in boto3.client("s3").list_buckets()["Buckets"]]
-
-
-def test_the_results_bucket_is_encrypted_closed_and_refuses_plain_http(deployed, results_bucket):
-    s3 = boto3.client("s3")
+def test_the_results_bucket_is_encrypted_closed_and_refuses_plain_http(client, deployed, results_bucket):
+    s3 = client("s3")
     assert s3.get_bucket_encryption(Bucket=results_bucket)["ServerSideEncryptionConfiguration"]["Rules"]
     # moto's CloudFormation drops this property, so what it was given is looked at.
     (row,) = [row for row in deployed.entries if row["type"] == "AWS::S3::Bucket"]
@@ -336,89 +232,13 @@ def test_the_results_bucket_is_encrypted_closed_and_refuses_plain_http(deployed,
     assert {"Bool": {"aws:SecureTransport": "false"}} in refused
 
 
-def test_the_job_s_package_is_where_the_job_looks_for_it(deployed):
+def test_the_job_s_package_is_where_the_job_looks_for_it(client, deployed):
     (job,) = [row for row in deployed.entries if _is_job(row)]
     (manifest,) = json.loads(job["properties"]["Manifest"])
     url = manifest["spec"]["runtimeEnvYAML"].split("working_dir: ")[1].split()[0].strip("\"'")
     bucket, _, key = url.removeprefix("s3://").partition("/")
-    assert boto3.client("s3").head_object(Bucket=bucket, Key=key)["ContentLength"] > 0
+    assert client("s3").head_object(Bucket=bucket, Key=key)["ContentLength"] > 0
 
 
 def _is_job(entry: Entry) -> bool:
     return entry["op"] == "Create" and entry["id"].startswith("RayJob")
-
-
-# --- deployed again, changed ------------------------------------------------------------------------------
-
-
-def test_a_second_deployment_changes_nothing(again):
-    assert again.entries == []
-    assert again.output.count("(no changes)") == len(STACKS)
-
-
-def test_a_changed_training_module_replaces_the_ray_job_and_nothing_else(changed):
-    assert len(changed.ids("Create")) == len(changed.ids("Delete")) == 1
-    (new,), (old,) = changed.ids("Create"), changed.ids("Delete")
-    assert new.startswith("RayJob") and old.startswith("RayJob") and new != old
-    # The job's role may read the new package instead of the old one.
-    assert [id_ for id_ in changed.ids("Update") if not id_.startswith("JobRole")] == []
-    assert changed.ids("Skip") == []
-    assert changed.output.count("(no changes)") == len(STACKS) - 1
-
-
-# --- the GPU nodes alone ----------------------------------------------------------------------------------
-
-
-def test_the_gpu_nodes_can_be_destroyed_alone(without_nodes):
-    assert {row["stack"] for row in without_nodes.entries} == {NODES}
-    assert {row["op"] for row in without_nodes.entries} == {"Delete"}
-    deleted = without_nodes.ids("Delete")
-    assert deleted[0].startswith("GpuNodesNodeGroup")
-
-
-def test_the_guard_refuses_nodes_that_exceed_the_quota_before_the_node_group_is_made(refused):
-    assert "Running On-Demand G and VT instances" in refused.output
-    assert "4 are in use, but 2 x g6.12xlarge need 96 more: ask for 100" in refused.output
-    assert refused.ids("Create", "CapacityGuard") == refused.ids("Create", "AWS::EKS::Nodegroup") == []
-
-
-def test_the_gpu_nodes_come_back_without_a_change_to_the_rest(nodes_again):
-    assert {row["stack"] for row in nodes_again.entries if row["op"] == "Create"} == {NODES}
-    assert len(nodes_again.ids("Create", "AWS::EKS::Nodegroup")) == 1
-    assert nodes_again.output.count("(no changes)") == 2  # Network and Cluster, which Nodes needs
-
-
-# --- destroyed --------------------------------------------------------------------------------------------
-
-
-def test_job_then_ray_cluster_then_operator_then_access_are_deleted(destroyed):
-    """A RayJob or RayCluster whose operator is gone never finishes deleting."""
-    deleted = destroyed.ids("Delete")
-    last = ["RayJob", "RayCluster", "KubeRayOperator", "ControlPlaneClusterClusterAdminRoleAccess"]
-    positions = [next(index for index, id_ in enumerate(deleted) if id_.startswith(name)) for name in last]
-    assert positions == sorted(positions)
-
-
-def test_everything_created_was_deleted_but_the_results_bucket(aws, destroyed):
-    alive: dict[tuple[str, str], str] = {}
-    for row in aws.entries():
-        if row["op"] == "Create":
-            alive[row["stack"], row["id"]] = row["type"]
-        elif row["op"] == "Delete":
-            alive.pop((row["stack"], row["id"]), None)
-    left = {key: type_ for key, type_ in alive.items() if key[0] in STACKS}
-    assert list(left.values()) == ["AWS::S3::Bucket"]
-
-
-def test_aws_shows_nothing_but_the_results_bucket(destroyed, results_bucket):
-    ec2, eks = boto3.client("ec2"), boto3.client("eks")
-    assert eks.list_clusters()["clusters"] == []
-    assert [row for row in ec2.describe_vpcs()["Vpcs"] if not row["IsDefault"]] == []
-    assert ec2.describe_addresses()["Addresses"] == []
-    assert [row for row in ec2.describe_nat_gateways()["NatGateways"] if row["State"] != "deleted"] == []
-    assert ec2.describe_launch_templates()["LaunchTemplates"] == []
-    assert boto3.client("lambda").list_functions()["Functions"] == []
-    assert boto3.client("logs").describe_log_groups()["logGroups"] == []
-    roles = boto3.client("iam").list_roles()["Roles"]
-    assert [row["RoleName"] for row in roles if not row["RoleName"].startswith("cdk-")] == []
-    assert [name for name in _buckets() if not name.startswith("cdk-")] == [results_bucket]
