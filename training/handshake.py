@@ -145,7 +145,10 @@ def prove(mesh: DeviceMesh, config: TrainingConfig, worker: Worker) -> dict[str,
     nodes = agreement.gather(worker.node)
     _this_process.counters_at_start = efa_device.counters()
     groups = bandwidth.groups_of(mesh, nodes)
-    failure = _talk(agreement, partial(bandwidth.exercise, groups, worker.device), config)
+    try:
+        failure = _talk(agreement, partial(bandwidth.exercise, groups, worker.device), config)
+    except RuntimeError as error:  # gloo's: a rank has ended, and the next message to it will fail as well
+        failure = f"another rank ended during the first collectives ({str(error).splitlines()[0]})"
     result = _judged(agreement, config, worker, failure)
     rows = bandwidth.measure(groups, worker.device, agreement)
     return {**result, **_speed(rows, config), "warnings": result["warnings"] + _speed_warnings(rows, config)}
@@ -204,10 +207,10 @@ def _judged(agreement: Agreement, config: TrainingConfig, worker: Worker, failur
     own = _own_evidence(config, worker, failure)
     try:
         evidence = agreement.gather(own)
-    except RuntimeError as error:  # some rank is stuck or gone: what this one knows is all there will be
-        own_findings = _failures([own]) or [Finding("another rank does not answer", own.rank, own.node)]
-        raise TransportError(_report(_verdict([own], config), own_findings)) from error
-    verdict = _verdict(evidence, config)
+    except RuntimeError as error:  # a rank is stuck or gone: what this one knows is all there will be
+        findings = _failures([own]) or [Finding("another rank does not answer", own.rank, own.node)]
+        raise TransportError(_report(_verdict([own], config, worker), findings)) from error
+    verdict = _verdict(evidence, config, worker)
     findings = _failures(evidence)
     if config.require_transport != "any":
         findings += verdict.findings + _other_findings(evidence, config)
@@ -233,9 +236,9 @@ def _own_evidence(config: TrainingConfig, worker: Worker, failure: str) -> _Evid
     )
 
 
-def _verdict(evidence: Sequence[_Evidence], config: TrainingConfig) -> Verdict:
+def _verdict(evidence: Sequence[_Evidence], config: TrainingConfig, worker: Worker) -> Verdict:
     processes = [process for one in evidence for process in one.processes]
-    return judge(processes, config.require_transport, len(evidence), config.require_gpudirect)
+    return judge(processes, config.require_transport, worker.world_size, config.require_gpudirect)
 
 
 def _failures(evidence: Sequence[_Evidence]) -> list[Finding]:

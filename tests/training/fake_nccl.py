@@ -18,13 +18,14 @@ def on_gloo(worker, nodes, fields):
     return handshake.prove(mesh, config, worker), handshake.confirm(mesh, config, worker)
 
 
-def on_fake_nccl(worker, nodes, fields, case, *, errors=(), hangs=(), later=(), environment=()):
+def on_fake_nccl(worker, nodes, fields, case, *, errors=(), hangs=(), dies=(), later=(), environment=()):
     """`prove` and `confirm` of a job on GPUs.
 
     Args:
         case: folder of logs that "NCCL" writes; "" for none.
         errors: {rank: what NCCL raises there}.
         hangs: ranks whose collectives never return.
+        dies: ranks that end without a word.
         later: {rank: line that NCCL logs between `prove` and `confirm`}.
         environment: variables for this rank.
     """
@@ -39,6 +40,8 @@ def on_fake_nccl(worker, nodes, fields, case, *, errors=(), hangs=(), later=(), 
             written.write_bytes((CASES / case / f"rank{worker.rank}.log").read_bytes())
         if worker.rank in dict(errors):
             raise RuntimeError(dict(errors)[worker.rank])
+        if worker.rank in dies:
+            os._exit(1)
         if worker.rank in hangs:
             threading.Event().wait()
 

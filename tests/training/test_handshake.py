@@ -129,6 +129,13 @@ def test_ranks_that_wait_for_a_failed_one_stop_waiting(required):
     assert "FAILED rank 2 on b" in reports[0]
 
 
+def test_ranks_report_that_another_one_has_died(required):
+    with pytest.raises(RankError) as raised:
+        run_fake("", required, ["a", "b"], dies=(1,), hangs=(0,))
+    assert raised.value.failures[1] == "the process ended"
+    assert "FAILED rank 0 on a: another rank ended during the first collectives" in raised.value.failures[0]
+
+
 def test_nccl_failing_fails_the_job_also_where_nothing_is_required(required):
     fields = required | {"require_transport": "any"}
     assert "FAILED rank 1" in reports_of("", fields, ["a", "b"], errors={1: "unhandled system error"})[0]
