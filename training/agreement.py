@@ -1,9 +1,9 @@
 """Ranks tell each other how it went, so that all go on or all end with the same error.
 
-A rank that raises alone leaves the others waiting in the next collective until its timeout. Whatever can fail
-on one rank only (a download, a file, a batch) is therefore done through an `Agreement`. Its messages are small
-and go over a gloo group of their own: they need no GPU, start no NCCL communicator, and cannot mix with the
-collectives of training.
+A rank that raises alone leaves the others waiting in the next collective until its timeout. Whatever can
+fail on one rank only (a download, a file, a batch) is therefore done through an `Agreement`. Its messages
+are small and go over a gloo group of their own: they need no GPU, start no NCCL communicator, and cannot mix
+with the collectives of training.
 """
 
 from __future__ import annotations

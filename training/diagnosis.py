@@ -1,8 +1,8 @@
 """Turns what goes wrong on a device or between ranks into one message that says what to change.
 
-**Collectives that hang.** On CUDA, PyTorch's NCCL watchdog ends the process once a collective has exceeded its
-timeout; what it prints names rank, collective, sequence number and sizes. `COLLECTIVE_ENVIRONMENT` makes it
-also compare the ranks and say which of them did not take part, and keep the last collectives of each rank
+**Collectives that hang.** On CUDA, PyTorch's NCCL watchdog ends the process once a collective has exceeded
+its timeout; what it prints names rank, collective, sequence number and sizes. `COLLECTIVE_ENVIRONMENT` makes
+it also compare the ranks and say which of them did not take part, and keep the last collectives of each rank
 (flight recorder). It has to be in the environment before the process group is made. Over gloo the waiting
 call raises, and `explained` names rank, stage, collective, and the ranks that did not report the same.
 """
@@ -29,7 +29,7 @@ COLLECTIVE_ENVIRONMENT = {
     "TORCH_FR_BUFFER_SIZE": "2000",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
 }
-"""Variables of PyTorch's NCCL process group (docs.pytorch.org, "PYTORCH ProcessGroupNCCL Environment Variables")."""
+"""Of PyTorch's NCCL process group (docs.pytorch.org, "PYTORCH ProcessGroupNCCL Environment Variables")."""
 
 _GRACE_S = 2.0  # ranks reach their timeouts within this of each other
 
@@ -109,7 +109,11 @@ def _who_is_missing(worker: Worker, stage: Stage) -> str:
         store = dist.PrefixStore("timed-out/", dist.distributed_c10d._get_default_store())
         store.set(str(worker.rank), stage.name)
         time.sleep(_GRACE_S)
-        waited = {rank: store.get(str(rank)).decode() for rank in range(worker.world_size) if store.check([str(rank)])}
+        waited = {
+            rank: store.get(str(rank)).decode()
+            for rank in range(worker.world_size)
+            if store.check([str(rank)])
+        }
     except (RuntimeError, ValueError):  # the store is on rank 0, which may be the one that has gone
         return "The job's store does not answer: look at rank 0 first."
     missing = [str(rank) for rank in range(worker.world_size) if rank not in waited]

@@ -58,6 +58,6 @@ def _failure(model_id: str, revision: str, error: Exception) -> str:
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return (
         f"--model-id {model_id} at revision {revision}: download failed: {reason}. Check the id and "
-        "--model-revision, that the nodes reach the hub, and HF_TOKEN for a private or gated model; or give a "
-        "local folder"
+        "--model-revision, that the nodes reach the hub, and HF_TOKEN for a private or gated model; or give "
+        "a local folder"
     )

@@ -1,4 +1,4 @@
-"""From a description to a model that can be trained: built without storage, sharded, filled shard by shard."""
+"""From a description to a model that can be trained: built without storage, sharded, filled by shards."""
 
 from __future__ import annotations
 

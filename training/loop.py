@@ -1,4 +1,4 @@
-"""What each rank does, from the placement of the ranks to the summary. Ray Train and torchrun both call `train`."""
+"""What each rank does, from the placement of the ranks to the summary, under Ray Train and torchrun alike."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from training.download import model_folder
 from training.errors import DataError, NotFiniteError
 from training.feed import Feed, StepData
 from training.hardware import peak_bf16_flops
-from training.metrics import Throughput
 from training.loading import load_model
+from training.metrics import Throughput
 from training.model import CausalLM, check_context, named_architecture, read_config
 from training.parallel import build_mesh, effective_activation_memory, is_compiled
 from training.shape import ModelShape
@@ -69,6 +69,8 @@ def train(config: TrainingConfig, worker: Worker) -> dict[str, Any]:
         stage.name = "loading the model"
         load = partial(load_model, hf_config, weights, mesh, config, worker.device)
         model = agreement.together(load)
+        about = _about_job(config, worker, mesh, nodes, hf_config, model)
+        logger.info("%s", ", ".join(f"{name} {value}" for name, value in about.items()))
         # 6. Optimizer and steps.
         steps = _Steps(config, worker, agreement, stage, hf_config)
         steps.run(model, feed)
@@ -79,16 +81,14 @@ def train(config: TrainingConfig, worker: Worker) -> dict[str, Any]:
         stage.name = "the summary"
         memory = metrics.highest(agreement.gather(metrics.memory(worker.device)))
     return {
-        **_about_job(config, worker, mesh, nodes, hf_config, model),
+        **about,
         **steps.summary(),
         "memory": memory,
         "transport": transport,
     }
 
 
-def _find_model(
-    config: TrainingConfig, worker: Worker, agreement: Agreement
-) -> tuple[HfConfig, Weights]:
+def _find_model(config: TrainingConfig, worker: Worker, agreement: Agreement) -> tuple[HfConfig, Weights]:
     hf_config = named_architecture(config.model_id)
     if hf_config is not None:
         check_context(hf_config, config)
@@ -198,18 +198,20 @@ class _Steps:
         self._progress.add(result)
         self._throughput.add(step_s, data_wait_s)
         tokens_per_s = self._throughput.tokens_per_step / step_s
-        self._worker.report({
-            "step": step,
-            "loss": _json_number(result.loss),
-            "grad_norm": _json_number(result.grad_norm),
-            "skipped": not result.is_finite,
-            "learning_rate": rate,
-            "tokens_per_s": tokens_per_s,
-            "tokens_per_s_per_gpu": tokens_per_s / self._worker.world_size,
-            "mfu": self._throughput.mfu(tokens_per_s),
-            "step_s": step_s,
-            "data_wait_s": data_wait_s,
-        })
+        self._worker.report(
+            {
+                "step": step,
+                "loss": _json_number(result.loss),
+                "grad_norm": _json_number(result.grad_norm),
+                "skipped": not result.is_finite,
+                "learning_rate": rate,
+                "tokens_per_s": tokens_per_s,
+                "tokens_per_s_per_gpu": tokens_per_s / self._worker.world_size,
+                "mfu": self._throughput.mfu(tokens_per_s),
+                "step_s": step_s,
+                "data_wait_s": data_wait_s,
+            }
+        )
 
     def summary(self) -> dict[str, Any]:
         """Losses and throughput."""
@@ -230,7 +232,9 @@ def _learning_rate(config: TrainingConfig, step: int) -> float:
 
 def _throughput(config: TrainingConfig, worker: Worker, hf_config: HfConfig) -> Throughput:
     num_sequences = config.batch_size * config.num_micro_batches(worker.world_size) * worker.world_size
-    peak = peak_bf16_flops(torch.cuda.get_device_name(worker.device)) if worker.device.type == "cuda" else None
+    peak = (
+        peak_bf16_flops(torch.cuda.get_device_name(worker.device)) if worker.device.type == "cuda" else None
+    )
     return Throughput(
         tokens_per_step=num_sequences * config.seq_len,
         num_gpus=worker.world_size,

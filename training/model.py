@@ -35,7 +35,9 @@ _LOGIT_TRANSFORMS = {
 def named_architecture(name: str) -> HfConfig | None:
     """The configuration of an architecture with random weights; None if there is none of that name."""
     common = {"tie_word_embeddings": True, "use_cache": False, "attention_dropout": 0.0}
-    if name == "tiny":  # 0.26 M parameters; 256 bytes and three special tokens: an odd number of rows to shard
+    if (
+        name == "tiny"
+    ):  # 0.26 M parameters; 256 bytes and three special tokens: an odd number of rows to shard
         return Qwen2Config(
             vocab_size=259,
             hidden_size=64,
@@ -82,16 +84,16 @@ def check_context(hf_config: HfConfig, config: TrainingConfig) -> None:
     """
     longest = context_length(hf_config.to_dict())
     if longest is not None and config.seq_len > longest:
-        raise UsageError([
-            f"--seq-len {config.seq_len}: {config.model_id} was built for at most {longest} tokens; use that or less"
-        ])
+        remedy = f"{config.model_id} was built for at most {longest} tokens; use that or less"
+        raise UsageError([f"--seq-len {config.seq_len}: {remedy}"])
 
 
 def build(hf_config: HfConfig) -> CausalLM:
     """A model without storage: fp32 parameters on the meta device, tied as the configuration says.
 
     Raises:
-        JobError: not a causal language model that Transformers knows, or one without a list of decoder layers.
+        JobError: not a causal language model that Transformers knows, or one without a list of decoder
+        layers.
     """
     try:
         with torch.device("meta"):

@@ -45,8 +45,8 @@ def build(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.
 class _ShardwiseAdamW(torch.optim.AdamW):
     """AdamW whose arithmetic sees plain shards; its state keeps DTensors, as checkpoints need them.
 
-    An update works on each element alone, so DTensor has nothing to decide, but takes the CPU 10 ms a step for
-    a model of 1.5 B parameters to find that out.
+    An update works on each element alone, so DTensor has nothing to decide, but takes the CPU 10 ms a step
+    for a model of 1.5 B parameters to find that out.
     """
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
@@ -96,7 +96,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
         max_norm: 0 leaves the gradients as they are.
 
     Returns:
-        The norm of all gradients before clipping, [] on the device, equal on every rank. Nothing waits for it.
+        The norm of all gradients before clipping, [] on the device, equal on every rank. Nothing waits for
+        it.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     shards = [local(gradient) for gradient in gradients]

@@ -99,8 +99,8 @@ def parallelize(
     """Prepares a model, in place, to be trained over `mesh`; parameters keep their names.
 
     In this order, since each wraps what the one before left: recompute activations, compile, shard. Layers
-    become FSDP units of `layers_per_unit`; embedding, last norm and head belong to the root unit together with
-    the loss, so that a weight shared by embedding and head is gathered once and stays one parameter.
+    become FSDP units of `layers_per_unit`; embedding, last norm and head belong to the root unit together
+    with the loss, so that a weight shared by embedding and head is gathered once and stays one parameter.
 
     Args:
         model: with fp32 parameters, on any device, the meta device included.
@@ -130,7 +130,7 @@ def is_compiled(config: TrainingConfig, device_type: str) -> bool:
 
 
 def effective_activation_memory(config: TrainingConfig, device_type: str) -> str:
-    """What `activation_memory` comes to: a budget is the compiler's, so without it every layer is recomputed."""
+    """What `activation_memory` comes to: a budget is the compiler's; without it every layer is recomputed."""
     if 0 < activation_budget(config.activation_memory) < 1 and not is_compiled(config, device_type):
         return "full"
     return config.activation_memory

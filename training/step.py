@@ -30,8 +30,8 @@ def train_step(
 ) -> Outcome:
     """Runs one optimizer step. Every rank calls it with as many micro-batches.
 
-    The loss is the mean over all labels of the step that count, on all ranks and in all micro-batches, so that
-    neither the number of ranks nor that of micro-batches changes a gradient.
+    The loss is the mean over all labels of the step that count, on all ranks and in all micro-batches, so
+    that neither the number of ranks nor that of micro-batches changes a gradient.
 
     Args:
         model: from `training.parallel.parallelize`.

@@ -2,9 +2,9 @@
 
     python -m torch.distributed.run --nproc-per-node 2 -m training.torchrun --model tiny --device cpu
 
-The arguments are those of `training.run`; workers are as many as torchrun starts. Rank 0 writes a line for each
-step to stderr and one JSON object, the summary, to stdout. Exit codes of each process: 0 success, 1 the job
-failed, 2 the arguments cannot work (torchrun itself then ends with 1).
+The arguments are those of `training.run`; workers are as many as torchrun starts. Rank 0 writes a line for
+each step to stderr and one JSON object, the summary, to stdout. Exit codes of each process: 0 success, 1 the
+job failed, 2 the arguments cannot work (torchrun itself then ends with 1).
 
 `TRAINING_NODE` in the environment names the node instead of the host name. With it, two torchruns on one host
 count as two nodes, each with the GPUs of its CUDA_VISIBLE_DEVICES; NCCL needs NCCL_HOSTID, different on each,
@@ -25,9 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from training import handshake, loop
 from training.config import TrainingConfig, UsageError, from_argv
-from training.diagnosis import COLLECTIVE_ENVIRONMENT
 from training.errors import DataError, JobError, NotFiniteError, TransportError
 from training.progress import Progress
 from training.worker import Worker
@@ -74,14 +72,20 @@ def _configuration(argv: Sequence[str]) -> TrainingConfig:
     if config.num_workers not in (0, world_size):
         raise UsageError([f"--num-workers {config.num_workers}: torchrun started {world_size}; leave it out"])
     if config.device == "cuda" and torch.cuda.device_count() <= int(os.environ["LOCAL_RANK"]):
-        raise UsageError([
-            f"--device cuda: this node has {torch.cuda.device_count()} GPUs, but LOCAL_RANK is "
-            f"{os.environ['LOCAL_RANK']}; start fewer with --nproc-per-node, or use --device cpu"
-        ])
+        raise UsageError(
+            [
+                f"--device cuda: this node has {torch.cuda.device_count()} GPUs, but LOCAL_RANK is "
+                f"{os.environ['LOCAL_RANK']}; start fewer with --nproc-per-node, or use --device cpu"
+            ]
+        )
     return config
 
 
 def _run(config: TrainingConfig, rank: int) -> dict[str, Any]:
+    # Here and not above: they import Transformers, and wrong arguments should be answered at once.
+    from training import handshake, loop
+    from training.diagnosis import COLLECTIVE_ENVIRONMENT
+
     logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(name)s: %(message)s")
     local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank) if config.device == "cuda" else torch.device("cpu")

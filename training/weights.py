@@ -25,7 +25,9 @@ from training.model import CausalLM
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_ROWS = 256  # rows that one random generator draws: the finest grain of a shard's boundary that costs nothing
+_BLOCK_ROWS = (
+    256  # rows that one random generator draws: the finest grain of a shard's boundary that costs nothing
+)
 
 
 class Weights(Protocol):
@@ -175,7 +177,10 @@ def _unique_tensors(hf: PreTrainedModel) -> list[tuple[list[str], Tensor]]:
             names[buffer] = [name]
     # Files of a model that was saved without its head (GPT-2's on the hub) leave this prefix out.
     prefix = hf.base_model_prefix + "."
-    return [(aliases + [alias.removeprefix(prefix) for alias in aliases], tensor) for tensor, aliases in names.items()]
+    return [
+        (aliases + [alias.removeprefix(prefix) for alias in aliases], tensor)
+        for tensor, aliases in names.items()
+    ]
 
 
 def _fill(tensor: Tensor, names: Sequence[str], weights: Weights) -> None:
@@ -221,4 +226,3 @@ def _unsaved_buffers(hf: nn.Module) -> list[tuple[str, Tensor]]:
         for short in sorted(module._non_persistent_buffers_set)
         if module._buffers[short] is not None
     ]
-

@@ -70,4 +70,6 @@ def relative_error(actual, expected):
     """
     assert list(actual) == list(expected)
     floor = 1e-4 * max(tensor.norm() for tensor in expected.values())
-    return max(((actual[n] - expected[n]).norm() / expected[n].norm().clamp(min=floor)).item() for n in expected)
+    return max(
+        ((actual[n] - expected[n]).norm() / expected[n].norm().clamp(min=floor)).item() for n in expected
+    )

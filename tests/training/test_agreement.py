@@ -26,8 +26,18 @@ def _together(worker, kind, arguments):
     ("kind", "argument", "own", "others"),
     [
         (JobError, "disk full", (JobError, "disk full"), (JobError, "rank 1: disk full")),
-        (DataError, "rank 1: a.txt: empty", (DataError, "rank 1: a.txt: empty"), (DataError, "rank 1: a.txt: empty")),
-        (UsageError, ["--a 1: no", "--b 2: no"], (UsageError, "--a 1: no\n--b 2: no"), (UsageError, "--a 1: no\n--b 2: no")),
+        (
+            DataError,
+            "rank 1: a.txt: empty",
+            (DataError, "rank 1: a.txt: empty"),
+            (DataError, "rank 1: a.txt: empty"),
+        ),
+        (
+            UsageError,
+            ["--a 1: no", "--b 2: no"],
+            (UsageError, "--a 1: no\n--b 2: no"),
+            (UsageError, "--a 1: no\n--b 2: no"),
+        ),
         (KeyError, "x", (KeyError, "'x'"), (JobError, "rank 1: KeyError: 'x'")),
     ],
 )

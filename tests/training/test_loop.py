@@ -4,6 +4,7 @@ import json
 import math
 import re
 import traceback
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,7 +19,14 @@ from training.step import train_step
 
 HERE = "python:tests.training.test_loop"
 TWO_BY_TWO = ["a", "a", "b", "b"]
-MEASURED = ("tokens_per_s", "tokens_per_s_per_gpu", "steps_per_s", "step_s_p50", "step_s_p95", "data_wait_s_mean")
+MEASURED = (
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "steps_per_s",
+    "step_s_p50",
+    "step_s_p95",
+    "data_wait_s_mean",
+)
 
 
 def _run(worker, config):
@@ -36,7 +44,7 @@ def _failures(config, num_ranks=2, nodes=None):
     return outcomes
 
 
-# --- a run that succeeds --------------------------------------------------------------------------------------
+# --- a run that succeeds --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +102,7 @@ def test_the_summary_is_the_same_on_every_rank_but_for_its_clock(succeeded):
     assert all(without_clock(summary) == without_clock(succeeded[0][0]) for summary, _ in succeeded)
 
 
-# --- data that fails on one rank ------------------------------------------------------------------------------
+# --- data that fails on one rank ------------------------------------------------------------
 
 
 def _endless(config, vocab_size):
@@ -157,7 +165,7 @@ def test_data_that_one_rank_cannot_open_ends_the_job_on_all():
         assert (kind, text, records) == (DataError, "rank 1: tokens.bin: no such file", [])
 
 
-# --- numbers that are not finite ------------------------------------------------------------------------------
+# --- numbers that are not finite ------------------------------------------------------------
 
 NAN_TOKEN = 130
 
@@ -228,7 +236,7 @@ def _one_bad_step(worker, nodes):
         after.append(parameters(model))
         if hook:
             hook.remove()
-    moved = [any(not torch.equal(old[name], new[name]) for name in old) for old, new in zip(after, after[1:], strict=False)]
+    moved = [any(not torch.equal(old[name], new[name]) for name in old) for old, new in pairwise(after)]
     return moved, [result.not_finite_ranks for result in results], after[-1]
 
 
@@ -240,7 +248,7 @@ def test_one_rank_s_nan_skips_the_step_on_every_rank():
         assert all(tensor.isfinite().all() for tensor in last.values())
 
 
-# --- what is refused ------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------
 
 
 def test_a_sequence_longer_than_the_context_is_a_usage_error_on_every_rank():

@@ -29,7 +29,8 @@ def _error(actual, expected):
     return ((actual.double() - expected).norm() / expected.norm()).item()
 
 
-def _compare(dtype, chunk_tokens, scale=torch.tensor(1 / 321)):
+def _compare(dtype, chunk_tokens):
+    scale = torch.tensor(1 / 321)
     hidden, weight, labels = _inputs(dtype)
     actual = _gradients(
         lambda h, w: chunked_cross_entropy(h, w, labels, scale, chunk_tokens=chunk_tokens), hidden, weight
@@ -42,7 +43,9 @@ def _compare(dtype, chunk_tokens, scale=torch.tensor(1 / 321)):
     return [_error(*pair) for pair in zip(actual, expected, strict=True)]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-3), (torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 2e-3), (torch.float32, 1e-6), (torch.float64, 1e-12)]
+)
 @pytest.mark.parametrize("chunk_tokens", [1, 64, 200, 1000])
 def test_loss_and_gradients_match_a_float64_reference(dtype, tolerance, chunk_tokens):
     assert max(_compare(dtype, chunk_tokens)) < tolerance
@@ -69,7 +72,9 @@ def test_a_weight_shared_with_the_embedding_gets_both_gradients():
     ids = labels.clamp(min=0)
 
     def with_chunks(weight):
-        return chunked_cross_entropy(F.embedding(ids, weight).tanh(), weight, labels, torch.ones(()), chunk_tokens=64)
+        return chunked_cross_entropy(
+            F.embedding(ids, weight).tanh(), weight, labels, torch.ones(()), chunk_tokens=64
+        )
 
     def reference(weight):
         return F.cross_entropy(F.embedding(ids, weight).tanh() @ weight.t(), labels, reduction="sum")
@@ -86,7 +91,9 @@ def test_without_gradients_the_loss_is_the_same():
     hidden, weight, labels = _inputs(torch.float32)
     expected = chunked_cross_entropy(hidden.requires_grad_(), weight, labels, torch.ones(()))
     with torch.no_grad():
-        torch.testing.assert_close(chunked_cross_entropy(hidden, weight, labels, torch.ones(())), expected.detach())
+        torch.testing.assert_close(
+            chunked_cross_entropy(hidden, weight, labels, torch.ones(())), expected.detach()
+        )
 
 
 class _LargestTensor(TorchDispatchMode):
@@ -105,5 +112,7 @@ class _LargestTensor(TorchDispatchMode):
 def test_the_logits_of_all_tokens_never_exist_forward_or_backward():
     hidden, weight, labels = _inputs(torch.float32)
     with _LargestTensor() as largest:
-        chunked_cross_entropy(hidden.requires_grad_(), weight, labels, torch.ones(()), chunk_tokens=20).backward()
+        chunked_cross_entropy(
+            hidden.requires_grad_(), weight, labels, torch.ones(()), chunk_tokens=20
+        ).backward()
     assert largest.num_elements == weight.numel() < NUM_TOKENS * VOCAB_SIZE

@@ -6,7 +6,11 @@ from training.metrics import Throughput
 
 def _throughput(untimed_steps=2, peak_flops=1e6):
     return Throughput(
-        tokens_per_step=100, num_gpus=4, flops_per_token=1000.0, peak_flops=peak_flops, untimed_steps=untimed_steps
+        tokens_per_step=100,
+        num_gpus=4,
+        flops_per_token=1000.0,
+        peak_flops=peak_flops,
+        untimed_steps=untimed_steps,
     )
 
 

@@ -9,7 +9,15 @@ import torch.nn.functional as F
 import transformers
 from transformers import AutoModelForCausalLM
 
-from tests.training.engine import TINY, configured, gradients, micro_batches, parameters, relative_error, tiny_model
+from tests.training.engine import (
+    TINY,
+    configured,
+    gradients,
+    micro_batches,
+    parameters,
+    relative_error,
+    tiny_model,
+)
 from tests.training.ranks import run_ranks
 from training import optimizer
 from training.config import UsageError
@@ -34,7 +42,11 @@ ARCHITECTURES = {
         **SIZES, num_key_value_heads=2, intermediate_size=48, tie_word_embeddings=True
     ),
     "llama": transformers.LlamaConfig(
-        **SIZES, num_key_value_heads=2, intermediate_size=48, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE
+        **SIZES,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        tie_word_embeddings=False,
+        rope_parameters=LLAMA3_ROPE,
     ),
     "gpt_neox": transformers.GPTNeoXConfig(**SIZES, intermediate_size=64, tie_word_embeddings=False),
     "gpt2": transformers.GPT2Config(
@@ -43,7 +55,12 @@ ARCHITECTURES = {
     "opt": transformers.OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32, dropout=0.0),
     # Its logits are capped, and its layers alternate between sliding windows and full attention.
     "gemma2": transformers.Gemma2Config(
-        **SIZES, num_key_value_heads=2, intermediate_size=48, head_dim=8, final_logit_softcapping=5.0, sliding_window=8
+        **SIZES,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        head_dim=8,
+        final_logit_softcapping=5.0,
+        sliding_window=8,
     ),
     # Its head has a bias.
     "phi": transformers.PhiConfig(**SIZES, intermediate_size=64),
@@ -88,7 +105,9 @@ def _loaded_all(worker, nodes, folders):
     return {name: _loaded(worker, nodes, folder) for name, folder in folders.items()}
 
 
-@pytest.mark.parametrize("nodes", [["a"], ["a", "a"], ["a", "b", "a", "b"]], ids=["1 rank", "2 ranks", "2 x 2 ranks"])
+@pytest.mark.parametrize(
+    "nodes", [["a"], ["a", "a"], ["a", "b", "a", "b"]], ids=["1 rank", "2 ranks", "2 x 2 ranks"]
+)
 def test_shards_hold_exactly_what_from_pretrained_loads(folders, nodes):
     for rank in run_ranks(_loaded_all, len(nodes), nodes, folders, nodes=nodes):
         for name, (loaded, buffers, is_tied) in rank.items():
@@ -104,7 +123,9 @@ def test_shards_hold_exactly_what_from_pretrained_loads(folders, nodes):
 def _compare_with_transformers(worker, nodes, folder):
     """Loss and gradients of a step, and those of the Hugging Face model with plain cross-entropy."""
     pairs = micro_batches(1, vocab_size=131)
-    model = tiny_model(worker, nodes, configured(), hf_config=read_config(folder), weights=FileWeights(folder))
+    model = tiny_model(
+        worker, nodes, configured(), hf_config=read_config(folder), weights=FileWeights(folder)
+    )
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     sgd.zero_grad = lambda set_to_none=True: None
     loss = train_step(model, sgd, pairs, configured(max_grad_norm=0.0)).read().loss
@@ -148,7 +169,9 @@ def test_each_rank_reads_only_its_own_rows(folders):
     outcomes = run_ranks(_rows_read, 4, ["a"] * 4, folders["untied-bf16"])
     assert all(num_read == num_held for num_read, num_held in outcomes)
     hf = AutoModelForCausalLM.from_pretrained(folders["untied-bf16"])
-    assert sum(num_read for num_read, _ in outcomes) == sum(parameter.numel() for parameter in hf.parameters())
+    assert sum(num_read for num_read, _ in outcomes) == sum(
+        parameter.numel() for parameter in hf.parameters()
+    )
 
 
 def test_pytorch_files_are_read_like_safetensors(folders, tmp_path):
@@ -179,7 +202,9 @@ def test_random_weights_do_not_depend_on_how_they_are_cut(boundaries):
 
 def test_random_weights_depend_on_seed_name_and_row():
     shape = torch.Size([512, 4])
-    drawn = [RandomWeights(seed, 1.0).rows([name], shape, 0, 512) for seed, name in [(0, "a"), (1, "a"), (0, "b")]]
+    drawn = [
+        RandomWeights(seed, 1.0).rows([name], shape, 0, 512) for seed, name in [(0, "a"), (1, "a"), (0, "b")]
+    ]
     assert not any(torch.equal(one[:256], other[:256]) for one, other in pairwise(drawn))
     assert not torch.equal(drawn[0][:256], drawn[0][256:])
 
@@ -200,7 +225,9 @@ def test_tied_weights_are_one_parameter_for_the_optimizer():
     assert sum(parameter is shared for group in groups for parameter in group["params"]) == 1
 
 
-@pytest.mark.parametrize(("name", "num_parameters"), [("tiny", 263_424), ("qwen2.5-1.5b-random", 1_543_714_304)])
+@pytest.mark.parametrize(
+    ("name", "num_parameters"), [("tiny", 263_424), ("qwen2.5-1.5b-random", 1_543_714_304)]
+)
 def test_named_architectures_have_the_size_their_help_promises(name, num_parameters):
     model = build(named_architecture(name))
     assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
@@ -215,11 +242,13 @@ def test_the_random_architecture_has_the_shape_of_qwen():
 def test_two_weights_that_should_be_tied_are_refused():
     model = build(TINY)
     model.hf.lm_head.weight = torch.nn.Parameter(model.hf.lm_head.weight.clone())
-    with pytest.raises(JobError, match="qwen2.*share one weight.*not supported"):
+    with pytest.raises(JobError, match=r"qwen2.*share one weight.*not supported"):
         model.require_tied()
 
 
-@pytest.mark.parametrize("hf_config", [transformers.T5Config(), transformers.ViTConfig()], ids=["seq2seq", "images"])
+@pytest.mark.parametrize(
+    "hf_config", [transformers.T5Config(), transformers.ViTConfig()], ids=["seq2seq", "images"]
+)
 def test_unsupported_models_say_so_in_one_sentence(hf_config):
     with pytest.raises(JobError, match=f"model type {hf_config.model_type}: ") as raised:
         build(hf_config)
@@ -229,14 +258,14 @@ def test_unsupported_models_say_so_in_one_sentence(hf_config):
 def test_a_model_without_a_list_of_layers_is_refused():
     hf = transformers.Qwen2ForCausalLM(TINY)
     hf.model.layers = torch.nn.Sequential(*hf.model.layers)
-    with pytest.raises(JobError, match="model type qwen2: no list of 4 decoder layers.*not supported"):
+    with pytest.raises(JobError, match=r"model type qwen2: no list of 4 decoder layers.*not supported"):
         CausalLM(hf)
 
 
 def test_a_buffer_that_nobody_computes_is_refused():
     model = build(TINY)
     model.hf.model.register_buffer("mystery", torch.zeros(3, device="meta"), persistent=False)
-    with pytest.raises(JobError, match="buffer model.mystery is in no file"):
+    with pytest.raises(JobError, match=r"buffer model.mystery is in no file"):
         load_weights(model, RandomWeights(0, 0.02), CPU)
 
 
@@ -253,21 +282,23 @@ def test_a_folder_without_weights_is_named(tmp_path):
 
 def test_a_damaged_file_is_named(folders, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{broken")
-    with pytest.raises(JobError, match="model.safetensors: cannot be read"):
+    with pytest.raises(JobError, match=r"model.safetensors: cannot be read"):
         FileWeights(tmp_path)
 
 
 def test_a_file_that_the_index_names_but_is_missing_is_named(tmp_path):
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(JobError, match="model-00001-of-00001.safetensors: cannot be read"):
+    with pytest.raises(JobError, match=r"model-00001-of-00001.safetensors: cannot be read"):
         FileWeights(tmp_path)
 
 
 def test_weights_of_another_model_are_refused_with_the_tensor(folders):
-    with pytest.raises(JobError, match="lack the tensor model.layers.0.self_attn.q_proj.bias"):
+    with pytest.raises(JobError, match=r"lack the tensor model.layers.0.self_attn.q_proj.bias"):
         load_weights(build(ARCHITECTURES["qwen2"]), FileWeights(folders["untied-fp32-several"]), CPU)
-    with pytest.raises(JobError, match=r"embed_tokens.weight is \[131, 32\], but config.json describes \[259, 64\]"):
+    with pytest.raises(
+        JobError, match=r"embed_tokens.weight is \[131, 32\], but config.json describes \[259, 64\]"
+    ):
         load_weights(build(TINY), FileWeights(folders["tied-fp32"]), CPU)
 
 

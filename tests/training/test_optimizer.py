@@ -33,7 +33,9 @@ def test_without_warm_up_the_first_step_has_the_peak():
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 def test_a_run_shorter_than_its_warm_up_only_rises(num_steps):
-    assert [_rate(s, num_steps=num_steps) for s in range(1, num_steps + 1)] == [s / 4 for s in range(1, num_steps + 1)]
+    assert [_rate(s, num_steps=num_steps) for s in range(1, num_steps + 1)] == [
+        s / 4 for s in range(1, num_steps + 1)
+    ]
 
 
 def test_norms_and_biases_do_not_decay():

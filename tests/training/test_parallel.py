@@ -71,7 +71,7 @@ def test_groups_of_an_interleaved_placement_shard_inside_nodes_and_replicate_acr
 
 
 def _train(worker, nodes, config, num_micro_batches, num_steps=3):
-    """Losses, norms, first gradients and last parameters of a few steps; rank r takes its share of the data."""
+    """Losses, norms, first gradients and last parameters of some steps over this rank's share of the data."""
     model = tiny_model(worker, nodes, config)
     # Not AdamW: where a gradient is next to nothing, its first step is the sign of a rounding error.
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -153,7 +153,9 @@ class _Collectives(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         if operation.namespace == "c10d":
             handles = (arg for arg in args if isinstance(arg, torch.ScriptObject))
-            group = next(ProcessGroup.unbox(handle) for handle in handles if "ProcessGroup" in str(handle._type()))
+            group = next(
+                ProcessGroup.unbox(handle) for handle in handles if "ProcessGroup" in str(handle._type())
+            )
             self.counts[operation._schema.name.removeprefix("c10d::"), *get_process_group_ranks(group)] += 1
         return operation(*args, **(kwargs or {}))
 
