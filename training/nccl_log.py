@@ -235,9 +235,10 @@ def _take(text: str, place: Place, processes: dict[tuple[str, int], ProcessLog])
         if process is None:
             process = processes[host, pid] = ProcessLog(host, pid, place)
         message = text[head.end() : following.start() if following else None].rstrip()
-        for take in (_take_channel, _take_communicator, _take_network, _take_about):
-            if take(process, message, place):
-                break
+        if _take_channel(process, message, place) or _take_communicator(process, message):
+            continue  # most lines; they show no symptom
+        _take_network(process, message, place)
+        _take_about(process, message)
         if symptom := recognise(message):
             process.symptoms.setdefault(symptom.name, place)
 
@@ -253,7 +254,7 @@ def _take_channel(process: ProcessLog, message: str, place: Place) -> bool:
     return True
 
 
-def _take_communicator(process: ProcessLog, message: str, place: Place) -> bool:
+def _take_communicator(process: ProcessLog, message: str) -> bool:
     if not (match := _COMMUNICATOR.search(message)):
         return False
     key = match[1], int(match[2]), int(match[3])
@@ -267,21 +268,19 @@ def _take_communicator(process: ProcessLog, message: str, place: Place) -> bool:
     return True
 
 
-def _take_network(process: ProcessLog, message: str, place: Place) -> bool:
+def _take_network(process: ProcessLog, message: str, place: Place) -> None:
     if match := _NETWORK.search(message):
         name = match[1] or match[2]
         if not any(known != name and known.startswith(name) for known in _NETWORK_NAMES):  # else: cut short
             process.networks.setdefault(name, place)
     elif match := _PROVIDER.search(message):
         process.providers.setdefault((match[1], match[2] or ""), place)
-    return match is not None
 
 
-def _take_about(process: ProcessLog, message: str, place: Place) -> bool:
+def _take_about(process: ProcessLog, message: str) -> None:
     if match := _VARIABLE.search(message):
         process.environment[match[1]] = match[2]
     elif match := _VERSION.search(message):
         process.nccl_version = match[1]
     elif match := _PLUGIN.search(message):
         process.plugin_version = match[1]
-    return match is not None
