@@ -85,6 +85,7 @@ class Options:
     out: Path
     model: str
     transport: str
+    schemes: tuple[str, ...]
     accumulations: tuple[int, ...]
     num_steps: int
     interface: str
@@ -94,7 +95,7 @@ class Options:
 def count_all(place: Place, options: Options) -> None:
     """Every rank's part; rank 0 writes the result file."""
     report = Report.resume(options.out) if place.rank == 0 else None
-    for scheme in SCHEMES:
+    for scheme in (scheme for scheme in SCHEMES if scheme.label in options.schemes):
         for k in options.accumulations:
             workload = _workload(scheme, k, options, place)
             measured = _count(place, scheme, workload, options)
@@ -186,6 +187,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="result file (JSON)")
     parser.add_argument("--transport", choices=("gloo", "nccl"), default="gloo", help="and so CPU or GPUs")
     parser.add_argument("--model", choices=("small", "tiny", "qwen2.5-1.5b-random"), default="small")
+    labels = [scheme.label for scheme in SCHEMES]
+    parser.add_argument("--schemes", nargs="+", choices=labels, default=labels, help="ways to shard")
     parser.add_argument("--num-nodes", type=ranks.positive, default=2, help="hosts")
     parser.add_argument("--ranks-per-node", type=ranks.positive, help="default: 4, or all GPUs shared out")
     parser.add_argument(
@@ -234,7 +237,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     nodes = [f"node{rank // per_node}" for rank in range(args.num_nodes * per_node)]
     options = Options(
-        args.out.resolve(), args.model, args.transport, tuple(args.accumulation), args.num_steps, INTERFACE, 1
+        args.out.resolve(),
+        args.model,
+        args.transport,
+        tuple(args.schemes),
+        tuple(args.accumulation),
+        args.num_steps,
+        INTERFACE,
+        1,
     )
     Report.start(args.out, "boundary_bytes", {"transport": args.transport, "nodes": nodes})
     try:

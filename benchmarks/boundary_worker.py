@@ -18,8 +18,7 @@ from benchmarks.ranks import Place
 def main() -> None:
     """Reads the task and counts."""
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    fields = task["options"] | {"out": Path(task["options"]["out"])}
-    options = Options(**fields | {"accumulations": tuple(fields["accumulations"])})
+    options = Options(**task["options"] | {"out": Path(task["options"]["out"])})
     torch.set_num_threads(1)
     place = Place(int(os.environ["RANK"]), tuple(task["nodes"]), torch.device("cpu"))
     ranks.join(place)
