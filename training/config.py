@@ -53,7 +53,7 @@ class TrainingConfig:
     model_revision: str = _setting(
         "8faed761d45a263340a0528343f099c05c9a4323", "commit of the model on the hub; ignored for folders"
     )
-    data: str = _setting("", "UTF-8 text file to train on; empty: random token ids")
+    data: str = _setting("", "UTF-8 text file to train on, or python:<module>:<function> (training/data.py); empty: random token ids")
 
     # How long, how much at once
     steps: int = _setting(20, "optimizer steps")
@@ -112,7 +112,11 @@ class TrainingConfig:
     nccl_variables: str = _setting(
         "", "more NCCL variables for every worker, NAME=VALUE separated by commas; not those of this check"
     )
-    nccl_log_dir: str = _setting("", "folder for one NCCL log per rank; empty: /tmp/nccl/<run name>")
+    nccl_log_dir: str = _setting(
+        "",
+        "folder for one NCCL log per rank; empty: /tmp/nccl/<run name>. With --device cpu and a required "
+        "network, the logs that lie there are judged, and the run fails all the same: a rehearsal",
+    )
     collective_timeout_s: int = _setting(
         600, f"a hanging collective fails after this, at most {MAX_COLLECTIVE_TIMEOUT_S}"
     )
