@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import torch
 from torch.nn.attention import SDPBackend
-from transformers import PreTrainedConfig as HfConfig
 
 from training.shape import ModelShape
 
 
-def attention_backend(hf_config: HfConfig, seq_len: int, device: torch.device) -> str:
+def attention_backend(shape: ModelShape, seq_len: int, device: torch.device) -> str:
     """The backend that causal attention of this model's shape is dispatched to.
 
     Asks PyTorch's own dispatcher, for bf16 on CUDA and on the CPU alike.
 
     Args:
-        hf_config: of the model.
+        shape: of the model.
         seq_len: tokens per sequence.
         device: where the model runs.
 
     Returns:
         "flash_attention", "efficient_attention", "cudnn_attention" or "math".
     """
-    shape = ModelShape.from_hf_config(hf_config)
     query = torch.empty(
         1, shape.num_heads, seq_len, shape.head_dim, dtype=torch.bfloat16, device=device, requires_grad=True
     )

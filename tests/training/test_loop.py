@@ -5,6 +5,7 @@ import math
 import re
 import traceback
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.training.ranks import reporting_to, run_ranks
 from training import loop
 from training.config import UsageError
 from training.errors import DataError, JobError, NotFiniteError
+from training.shape import QWEN25_1_5B
 from training.step import train_step
 
 HERE = "python:tests.training.test_loop"
@@ -274,3 +276,17 @@ def test_a_global_batch_that_does_not_divide_is_a_usage_error():
     for kind, text, _, _ in _failures(configured(num_workers=1, global_batch_size=10)):
         assert kind is UsageError
         assert "--global-batch-size 10" in text
+
+
+def test_a_job_that_will_not_fit_is_warned_of_with_the_setting_to_change(monkeypatch, caplog):
+    worker = SimpleNamespace(device=torch.device("cuda"), rank=0)
+    mesh = SimpleNamespace(ndim=2, shape=(2, 4))
+    config = configured(batch_size=8, seq_len=2048, activation_memory="none")
+    warned = {}
+    for total_gib in (22, 140):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, total=total_gib: (0, total * 2**30))
+        warned[total_gib] = loop._memory_warnings(config, worker, mesh, QWEN25_1_5B)
+    assert warned[140] == []
+    assert "--batch-size 8 --seq-len 2048: predicted to need" in warned[22][0]
+    assert "use --activation-memory full" in warned[22][0]
+    assert caplog.messages == warned[22]
