@@ -54,11 +54,14 @@ class Place:
         return len(set(self.nodes))
 
 
-def agree(failed: bool) -> bool:
-    """Whether any rank failed. Objects travel over gloo, so this works when NCCL no longer does."""
-    flags = [False] * dist.get_world_size()
-    dist.all_gather_object(flags, failed)
-    return any(flags)
+def agree(failure: str | None) -> str | None:
+    """The first rank's failure, or None if no rank has one; the same on all.
+
+    Objects travel over gloo, so this works when NCCL no longer does.
+    """
+    failures: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    return next(filter(None, failures), None)
 
 
 def run(

@@ -14,8 +14,10 @@ import argparse
 import dataclasses
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,9 @@ from benchmarks.timing import Timing, measure
 from training.hardware import peak_bf16_flops
 from training.shape import ModelShape
 
+_SIZES = ("name", "batch_size", "seq_len")
 KEY = ("condition", "name", "batch_size", "seq_len", "settings")
+OUT_OF_MEMORY = "out of memory"
 COLUMNS = {
     "condition": "",
     "name": "",
@@ -69,36 +73,43 @@ def measure_condition(place: Place, condition: str, trials: Sequence[Trial], opt
     """Every rank's part of one condition; rank 0 writes the result file."""
     report = Report.resume(options.out) if place.rank == 0 else None
     timings: dict[int, Timing] = {}
-    failed: dict[int, str] = {}
-    for round_index in range(options.num_rounds):
-        for index, trial in enumerate(trials):
-            if index in failed:
-                continue
-            if _is_late(options):
-                _tell(report, f"time is up before {trial.name} {trial.batch_size}x{trial.seq_len}")
-                return
-            try:
-                timing = _measure_trial(place, condition, trial, options)
-                timings[index] = timings[index] + timing if index in timings else timing
-            except torch.cuda.OutOfMemoryError:
-                timing = None
-            if ranks.agree(timing is None):
-                failed[index] = "out of memory"
-            release(place.device)
-            if report:
-                row = _row(place, condition, trial, options, timings.get(index), failed.get(index))
-                report.put(row, KEY)
-                print(f"round {round_index + 1}: {_line(row)}", flush=True)
-
-
-def _is_late(options: Options) -> bool:
-    return ranks.agree(time.time() > options.stop_at)
+    failures: dict[int, str] = {}
+    for round_index, (index, trial) in product(range(options.num_rounds), enumerate(trials)):
+        if index in failures:
+            continue
+        if ranks.agree("time is up" if time.time() > options.stop_at else None):
+            _tell(report, f"time is up before {trial.name} {trial.batch_size}x{trial.seq_len}")
+            return
+        timing, failure = _attempt(place, condition, trial, options)
+        if failure:
+            failures[index] = failure
+        else:
+            timings[index] = timings.get(index, Timing()) + timing
+        if report:
+            row = _row(place, condition, trial, options, timings.get(index), failure)
+            report.put(row, KEY)
+            print(f"round {round_index + 1}: {_line(row)}", flush=True)
 
 
 def _tell(report: Report | None, what: str) -> None:
     if report:
         report.note(stopped=what)
         print(what, flush=True)
+
+
+def _attempt(place: Place, condition: str, trial: Trial, options: Options) -> tuple[Timing, str | None]:
+    """One measurement, or why there is none. A loop that fails does not end the comparison of the others."""
+    timing, failure = Timing(), None
+    try:
+        timing = _measure_trial(place, condition, trial, options)
+    except torch.cuda.OutOfMemoryError:
+        failure = OUT_OF_MEMORY
+    except Exception as error:
+        traceback.print_exc()
+        failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    failure = ranks.agree(failure)
+    release(place.device)
+    return timing, failure
 
 
 def _measure_trial(place: Place, condition: str, trial: Trial, options: Options) -> Timing:
@@ -181,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Conditions: " + "; ".join(f"{name}: {text}" for name, text in DESCRIPTIONS.items()) + ".",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="result file (JSON)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="result file (JSON); not needed with --plan")
     parser.add_argument("--only", nargs="+", choices=CONDITIONS, default=list(CONDITIONS), help="conditions")
     parser.add_argument("--loops", nargs="+", choices=BUILDERS, default=list(BUILDERS), help="loops")
     parser.add_argument("--settings", nargs="+", metavar="BxS", help="only these, such as 4x2048")
@@ -213,6 +224,28 @@ def select(args: argparse.Namespace) -> dict[str, list[Trial]]:
         if trials:
             chosen[condition] = trials
     return chosen
+
+
+def _problems(args: argparse.Namespace, num_ranks: int) -> list[str]:
+    found = [] if args.out else ["--out: name the result file"]
+    if args.device == "cuda" and not torch.cuda.is_available():
+        found.append("--device cuda: no GPU here; use --device cpu --model tiny to see that everything runs")
+    elif args.device == "cuda" and num_ranks > torch.cuda.device_count():
+        found.append(f"--num-ranks {num_ranks}: only {torch.cuda.device_count()} GPUs here")
+    return found
+
+
+def _plan_table(plan: dict[str, list[Trial]]) -> str:
+    lines = [
+        {
+            "condition": condition,
+            "settings": trial.settings,
+            **{name: getattr(trial, name) for name in _SIZES},
+        }
+        for condition, trials in plan.items()
+        for trial in trials
+    ]
+    return table(lines, {name: COLUMNS[name] for name in KEY})
 
 
 def _nodes(condition: str, num_ranks: int) -> list[str]:
@@ -253,25 +286,18 @@ def _run(args: argparse.Namespace, plan: dict[str, list[Trial]], num_ranks: int)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, 1 when a condition ended early, or 2 when nothing can be run."""
+    """Runs the benchmark; returns 0, 1 when a loop failed (not for memory), or 2 when nothing can run."""
     parser = _parser()
     args = parser.parse_args(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: no GPU here; use --device cpu --model tiny to see that everything runs")
-    num_ranks = args.num_ranks or (torch.cuda.device_count() if args.device == "cuda" else 2)
-    if args.device == "cuda" and num_ranks > torch.cuda.device_count():
-        parser.error(f"--num-ranks {num_ranks}: only {torch.cuda.device_count()} GPUs here")
     plan = select(args)
     if not plan:
         parser.error(f"--settings {' '.join(args.settings or [])}: no such setting in the chosen conditions")
     if args.plan:
-        lines = [
-            {"condition": name, **vars(trial), "settings": trial.settings}
-            for name in plan
-            for trial in plan[name]
-        ]
-        print(table(lines, {"condition": "", "name": "", "batch_size": "d", "seq_len": "d", "settings": ""}))
+        print(_plan_table(plan))
         return 0
+    num_ranks = args.num_ranks or (torch.cuda.device_count() if args.device == "cuda" else 2)
+    if problems := _problems(args, num_ranks):
+        parser.error("; ".join(problems))
     parameters = {"conditions": {name: DESCRIPTIONS[name] for name in plan}, "num_ranks": num_ranks}
     Report.start(args.out, "throughput", parameters)
     complete = _run(args, plan, num_ranks)
@@ -280,7 +306,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.finish()
     print(table(report.rows, COLUMNS))
     figures.throughput(args.out)
-    return 0 if complete else 1
+    broken = [row for row in report.rows if row["error"] not in (None, OUT_OF_MEMORY)]
+    return 0 if complete and not broken else 1
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def run_network(place: Place, network: str, options: Options) -> None:
         _note(report, rates=_network_rates(place))
     for setting in options.settings:
         for scheme in SCHEMES:
-            if ranks.agree(time.time() > options.stop_at):
+            if ranks.agree("time is up" if time.time() > options.stop_at else None):
                 _note(
                     report, stopped=f"time was up before {network} {scheme.label} {setting[0]}x{setting[1]}"
                 )

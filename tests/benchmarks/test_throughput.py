@@ -51,8 +51,21 @@ def test_a_loop_out_of_memory_becomes_a_row_that_says_so_and_the_others_go_on(
     assert rows[OURS]["error"] is None and rows[OURS]["step_s"] > 0
 
 
+def test_a_loop_that_fails_is_a_row_with_its_error_and_fails_the_run(one_rank, tmp_path, monkeypatch):
+    def broken(place, workload):
+        raise RuntimeError("no such kernel\nmore")
+
+    monkeypatch.setitem(loops.BUILDERS, ACCELERATE, broken)
+    out = tmp_path / "throughput.json"
+    argv = [*SMOKE, "--settings", "1x128", "--loops", OURS, ACCELERATE, "--out", str(out)]
+    assert throughput.main(argv) == 1
+    rows = {row["name"]: row for row in read(out)["rows"]}
+    assert rows[ACCELERATE]["error"] == "RuntimeError: no such kernel"
+    assert rows[OURS]["step_s"] > 0
+
+
 def test_nothing_begins_after_the_time_is_up_and_the_file_says_so(one_rank, tmp_path, monkeypatch):
-    monkeypatch.setattr(throughput.ranks, "agree", lambda failed: True)
+    monkeypatch.setattr(throughput.ranks, "agree", lambda failure: "time is up")
     out = tmp_path / "throughput.json"
     assert throughput.main([*SMOKE, "--out", str(out)]) == 0
     content = read(out)
@@ -81,8 +94,8 @@ def test_bad_input_names_the_argument(tmp_path, capsys, argv, named):
     assert not (tmp_path / "x.json").exists()
 
 
-def test_a_plan_is_printed_without_running_anything(tmp_path, capsys):
-    assert throughput.main(["--plan", "--device", "cpu", "--out", str(tmp_path / "x.json")]) == 0
+def test_a_plan_is_printed_without_a_gpu_or_a_result_file(capsys):
+    assert throughput.main(["--plan"]) == 0
     text = capsys.readouterr().out
     for condition, trials in plans.CONDITIONS.items():
         assert text.count(f"\n{condition} ") == len(trials)
