@@ -53,7 +53,9 @@ class TrainingConfig:
     model_revision: str = _setting(
         "8faed761d45a263340a0528343f099c05c9a4323", "commit of the model on the hub; ignored for folders"
     )
-    data: str = _setting("", "UTF-8 text file to train on, or python:<module>:<function> (training/data.py); empty: random token ids")
+    data: str = _setting(
+        "", "UTF-8 text file to train on, or python:<module>:<function> (data.py); empty: random token ids"
+    )
 
     # How long, how much at once
     steps: int = _setting(20, "optimizer steps")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from training.errors import JobError
 GRACE_S = 60.0
 """How long nodes of an existing cluster may take to join before the run gives up."""
 
+_CONNECT_TIMEOUT_S = 10.0
+
 
 @contextmanager
 def connected(config: TrainingConfig) -> Iterator[None]:
@@ -33,17 +36,26 @@ def connected(config: TrainingConfig) -> Iterator[None]:
         JobError: RAY_ADDRESS names a cluster that does not answer.
     """
     address = os.environ.get("RAY_ADDRESS")
-    try:
-        if address:
-            ray.init(address=address, logging_level=logging.WARNING)
-        else:
-            _start_local(config)
-    except ConnectionError as error:
-        raise JobError(f"the Ray cluster at RAY_ADDRESS={address} does not answer: {error}") from None
+    if address:
+        _require_reachable(address)
+        ray.init(address=address, logging_level=logging.WARNING)
+    else:
+        _start_local(config)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _require_reachable(address: str) -> None:
+    """Ray itself tries for minutes, and logs each attempt."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or "/" in host:  # auto, ray://...: for Ray to understand
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise JobError(f"the Ray cluster at RAY_ADDRESS={address} does not answer: {error}") from None
 
 
 def _start_local(config: TrainingConfig) -> None:

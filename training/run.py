@@ -96,9 +96,6 @@ def _run(config: TrainingConfig) -> int:
 
 
 def _attempt(config: TrainingConfig, folder: RunFolder, cluster: ExitStack) -> Outcome:
-    # Here and not above, so that --help and wrong arguments answer at once.
-    from training import ray_cluster, ray_trainer
-
     progress = Progress(config.steps)
 
     def on_record(record: dict[str, Any]) -> None:
@@ -106,13 +103,16 @@ def _attempt(config: TrainingConfig, folder: RunFolder, cluster: ExitStack) -> O
         progress.show(record)
 
     try:
+        # Here and not above, so that --help and wrong arguments answer at once.
+        from training import ray_cluster, ray_trainer
+
         cluster.enter_context(ray_cluster.connected(config))
         _interrupt_on_sigterm()  # ray.init has put a handler of its own there
         num_workers = ray_cluster.num_workers_with_room(config)
         config = _with_workers(config, num_workers)
         return Outcome("succeeded", 0, result=ray_trainer.train(config, num_workers, on_record))
     except KeyboardInterrupt:
-        return Outcome("interrupted", 130, ["interrupted; the workers are stopped"])
+        return Outcome("interrupted", 130, ["interrupted; stopping the workers"])
     except UsageError as error:
         return Outcome("failed", 2, error.problems)
     except JobError as error:

@@ -196,6 +196,13 @@ def test_a_cluster_that_is_too_small_is_said_with_both_numbers(two_nodes: str, t
     assert json.loads((tmp_path / "large/summary.json").read_text())["status"] == "failed"
 
 
+def test_a_cluster_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
+    done = run("--storage-path", str(tmp_path), RAY_ADDRESS="127.0.0.1:1")
+    assert done.returncode == 1
+    assert "error: the Ray cluster at RAY_ADDRESS=127.0.0.1:1 does not answer: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # --- interrupted --------------------------------------------------------------------------------------------
 
 
