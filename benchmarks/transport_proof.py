@@ -211,7 +211,7 @@ _KEPT = ("127.0.0.1", "0.0.0.0")
 
 def anonymous(text: str) -> str:
     """A log without this machine's name and addresses."""
-    text = text.replace(socket.gethostname().split(".")[0], "gpu-host")
+    text = re.sub(rf"\b{re.escape(socket.gethostname().split('.')[0])}\b", "gpu-host", text)
     found = sorted(set(_IPV4.findall(text)) - set(_KEPT))
     stand_ins = {address: f"10.0.1.{10 + number}" for number, address in enumerate(found)}
     text = _IPV4.sub(lambda match: stand_ins.get(match[0], match[0]), text)
