@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks import figures, ranks
+from benchmarks import cli, figures, ranks
 from benchmarks.loops import architecture, shard_as_sample
 from benchmarks.processes import PeakMemory
 from benchmarks.ranks import Place
@@ -154,11 +154,8 @@ _ARMS: dict[str, Callable[[Place, Options], nn.Module]] = {STREAMED: _streamed, 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.load",
-        description=__doc__.partition("\n\n")[0],
-        epilog="Arms: " + "; ".join(f"{name}: {text}" for name, text in DESCRIPTIONS.items()) + ".",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = cli.parser(
+        "load", __doc__, "Arms: " + "; ".join(f"{name}: {text}" for name, text in DESCRIPTIONS.items()) + "."
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="result file (JSON)")
     parser.add_argument(
@@ -168,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model", choices=("qwen2.5-1.5b-random", "small", "tiny"), default="qwen2.5-1.5b-random"
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu", help="where the model goes")
-    parser.add_argument("--num-ranks", type=ranks.positive, default=4, help="ranks of the node")
+    parser.add_argument("--num-ranks", type=cli.positive, default=4, help="ranks of the node")
     return parser
 
 

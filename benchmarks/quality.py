@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks import figures, ranks
+from benchmarks import cli, figures, ranks
 from benchmarks.loops import LEARNING_RATE, architecture, release
 from benchmarks.markov import MarkovLanguage, entropy
 from benchmarks.ranks import Place
@@ -233,11 +233,10 @@ def _moved_share(start: State, end: State) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality",
-        description=__doc__.partition("\n\n")[0],
-        epilog="Arms: " + "; ".join(f"{name}: {text}" for name, text in DESCRIPTIONS.items()) + ".",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = cli.parser(
+        "quality",
+        __doc__,
+        "Arms: " + "; ".join(f"{name}: {text}" for name, text in DESCRIPTIONS.items()) + ".",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="result file (JSON)")
     parser.add_argument(
@@ -246,12 +245,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", choices=("qwen2.5-1.5b-random", "tiny"), default="qwen2.5-1.5b-random")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
-        "--num-pretraining-steps", type=ranks.positive, default=250, help="steps before the arms"
+        "--num-pretraining-steps", type=cli.positive, default=250, help="steps before the arms"
     )
-    parser.add_argument("--num-steps", type=ranks.positive, default=300, help="steps of each arm")
-    parser.add_argument("--batch-size", type=ranks.positive, default=8, help="sequences")
-    parser.add_argument("--seq-len", type=ranks.positive, default=512, help="tokens")
-    parser.add_argument("--num-states", type=ranks.positive, default=4096, help="tokens that occur")
+    parser.add_argument("--num-steps", type=cli.positive, default=300, help="steps of each arm")
+    parser.add_argument("--batch-size", type=cli.positive, default=8, help="sequences")
+    parser.add_argument("--seq-len", type=cli.positive, default=512, help="tokens")
+    parser.add_argument("--num-states", type=cli.positive, default=4096, help="tokens that occur")
     parser.add_argument("--quick", action="store_true", help="a few short steps: does everything run?")
     return parser
 

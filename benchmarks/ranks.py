@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -134,13 +133,6 @@ def join(place: Place) -> None:
         world_size=place.world_size,
         timeout=timedelta(seconds=TIMEOUT_S),
     )
-
-
-def positive(text: str) -> int:
-    """A whole number above 0, for argparse."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number above 0")
-    return int(text)
 
 
 def _free_port() -> int:

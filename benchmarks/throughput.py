@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks import figures, ranks
+from benchmarks import cli, figures, ranks
 from benchmarks.loops import BUILDERS, architecture, is_finite, release
 from benchmarks.plans import CONDITIONS, DESCRIPTIONS, Trial, memory_cap_gb
 from benchmarks.ranks import Place
@@ -186,11 +186,10 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.throughput",
-        description=__doc__.partition("\n\n")[0],
-        epilog="Conditions: " + "; ".join(f"{name}: {text}" for name, text in DESCRIPTIONS.items()) + ".",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = cli.parser(
+        "throughput",
+        __doc__,
+        "Conditions: " + "; ".join(f"{name}: {text}" for name, text in DESCRIPTIONS.items()) + ".",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="result file (JSON); not needed with --plan")
     parser.add_argument("--only", nargs="+", choices=CONDITIONS, default=list(CONDITIONS), help="conditions")
@@ -198,14 +197,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--settings", nargs="+", metavar="BxS", help="only these, such as 4x2048")
     parser.add_argument("--model", choices=("qwen2.5-1.5b-random", "tiny"), default="qwen2.5-1.5b-random")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--num-ranks", type=ranks.positive, help="ranks (default: all GPUs; 2 on a CPU)")
+    parser.add_argument("--num-ranks", type=cli.positive, help="ranks (default: all GPUs; 2 on a CPU)")
     parser.add_argument(
-        "--num-rounds", type=ranks.positive, default=2, help="times each loop is built and measured"
+        "--num-rounds", type=cli.positive, default=2, help="times each loop is built and measured"
     )
-    parser.add_argument("--num-steps", type=ranks.positive, default=10, help="timed steps in each round")
-    parser.add_argument("--num-warmup", type=ranks.positive, default=3, help="steps before those")
+    parser.add_argument("--num-steps", type=cli.positive, default=10, help="timed steps in each round")
+    parser.add_argument("--num-warmup", type=cli.positive, default=3, help="steps before those")
     parser.add_argument(
-        "--budget-s", type=ranks.positive, default=540, help="begin no measurement after this time"
+        "--budget-s", type=cli.positive, default=540, help="begin no measurement after this time"
     )
     parser.add_argument("--quick", action="store_true", help="one round of 3 steps: does everything run?")
     parser.add_argument("--plan", action="store_true", help="print what would be measured, and end")

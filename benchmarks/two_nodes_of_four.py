@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import figures, ranks
+from benchmarks import cli, figures, ranks
 from benchmarks.report import Report, table
 from benchmarks.two_nodes import DIRECT, EMULATED, KEY, Options, run_network, with_predictions
 from training.nccl_log import read
@@ -50,11 +50,7 @@ _LOGGING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET"}
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.two_nodes_of_four",
-        description=__doc__.partition("\n\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = cli.parser("two_nodes_of_four", __doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="result file (JSON)")
     parser.add_argument(
         "--logs", type=Path, metavar="FOLDER", help="keep NCCL's logs here, addresses replaced"
@@ -62,17 +58,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", nargs="+", choices=(DIRECT, EMULATED), default=[DIRECT, EMULATED], help="networks"
     )
-    parser.add_argument("--settings", nargs="+", type=_setting, default=["4x2048", "1x128"], metavar="BxS")
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        type=_setting,
+        default=["4x2048", "1x128"],
+        metavar="BxS",
+        help="sequences x tokens",
+    )
     parser.add_argument(
         "--model", choices=("qwen2.5-1.5b-random", "small", "tiny"), default="qwen2.5-1.5b-random"
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
-        "--num-ranks", type=ranks.positive, help="an even number (default: all GPUs; 8 on a CPU)"
+        "--num-ranks", type=cli.positive, help="an even number (default: all GPUs; 8 on a CPU)"
     )
-    parser.add_argument("--num-steps", type=ranks.positive, default=8, help="timed steps of each trial")
-    parser.add_argument("--num-warmup", type=ranks.positive, default=2, help="steps before those")
-    parser.add_argument("--budget-s", type=ranks.positive, default=540, help="begin no trial after this time")
+    parser.add_argument("--num-steps", type=cli.positive, default=8, help="timed steps of each trial")
+    parser.add_argument("--num-warmup", type=cli.positive, default=2, help="steps before those")
+    parser.add_argument("--budget-s", type=cli.positive, default=540, help="begin no trial after this time")
     parser.add_argument("--quick", action="store_true", help="two steps, one of them timed: does it run?")
     return parser
 

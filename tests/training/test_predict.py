@@ -8,8 +8,9 @@ import pytest
 
 from training import estimate
 from training.config import TrainingConfig
-from training.cost_model import Cluster, Rates
+from training.cost_model import LOGITS_CHUNK_TOKENS, Cluster, Rates
 from training.estimate import AWS_SAMPLE, OURS
+from training.loss import CHUNK_TOKENS
 from training.predict import main
 from training.shape import QWEN25_1_5B
 
@@ -116,6 +117,10 @@ def test_the_memory_formula_of_the_l4_comes_out(activations, mb_per_token, batch
     config = TrainingConfig(batch_size=batch_size, activation_memory=activations)
     num_gb = estimate.memory_gib(config, QWEN25_1_5B, TWO_BY_FOUR) * 2**30 / 1e9
     assert num_gb == pytest.approx(13.07 + batch_size * 2048 * mb_per_token / 1e3, rel=0.01)
+
+
+def test_the_chunk_of_logits_is_as_large_as_the_loss_makes_it():
+    assert LOGITS_CHUNK_TOKENS == CHUNK_TOKENS
 
 
 def test_the_default_settings_fit_an_l4_and_get_no_warning(capsys):
