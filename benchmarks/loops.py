@@ -218,7 +218,18 @@ def release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+        _free_leaked(device)
         torch.cuda.empty_cache()
+
+
+def _free_leaked(device: torch.device) -> None:
+    """Takes the memory of tensors that outlive their loop: FSDP1 never lets go of its flat parameters.
+
+    Left alone they count for the peak memory of the next loop, and can make it run out.
+    """
+    for tensor in gc.get_objects():
+        if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device == device:
+            tensor.untyped_storage().resize_(0)
 
 
 class _Counter:
