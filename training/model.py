@@ -6,6 +6,8 @@ time does a rank hold the whole.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from transformers import PreTrainedConfig as HfConfig
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from training.config import TrainingConfig, UsageError
 from training.errors import JobError
@@ -21,15 +24,6 @@ from training.preflight import context_length
 
 # Base models whose forward takes prepared masks and is known to be one compiled graph per layer.
 _TUNED_MODEL_TYPES = ("qwen2", "qwen3")
-
-# How a configuration says that logits are more than hidden @ weight.T (Gemma 2, Cohere, Granite, Falcon-H1),
-# and the value that means they are not.
-_LOGIT_TRANSFORMS = {
-    "final_logit_softcapping": None,
-    "logit_scale": 1.0,
-    "logits_scaling": 1.0,
-    "lm_head_multiplier": 1.0,
-}
 
 
 def named_architecture(name: str) -> HfConfig | None:
@@ -205,9 +199,43 @@ def _attends_to_all(hf_config: HfConfig) -> bool:
 
 
 def _has_plain_head(hf: PreTrainedModel) -> bool:
-    head, text_config = hf.get_output_embeddings(), hf.config.get_text_config()
-    plain = all(getattr(text_config, name, none) in (none, None) for name, none in _LOGIT_TRANSFORMS.items())
-    return plain and isinstance(head, nn.Linear) and head.bias is None
+    """Whether logits are hidden @ weight.T and nothing else.
+
+    Some models scale or cap them, and each configuration has a name of its own for that. So the model is
+    asked: its forward runs with given outputs of the last layer, and what its head reads and returns has to
+    be those outputs and the logits themselves. Where that cannot be seen, the answer is no, which costs
+    memory but is never wrong.
+    """
+    head = hf.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        return False
+    hidden = torch.empty(1, 2, head.in_features, device=head.weight.device, dtype=head.weight.dtype)
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=hidden.device)
+    seen: list[Tensor] = []
+    hook = head.register_forward_hook(lambda module, inputs, output: seen.extend((inputs[0], output)))
+    try:
+        with _returning(hidden, hf.base_model, hf.get_decoder()):
+            logits = hf(input_ids=ids, use_cache=False).logits
+    except Exception:  # a forward that wants more than a decoder's output may fail in any way
+        return False
+    finally:
+        hook.remove()
+    return len(seen) == 2 and (seen[0] is hidden or seen[0]._base is hidden) and seen[1] is logits
+
+
+@contextmanager
+def _returning(hidden: Tensor, *modules: nn.Module) -> Iterator[None]:
+    """Lets modules return `hidden` instead of computing it."""
+    distinct = set(modules)
+    for module in distinct:
+        module.forward = lambda *args, **kwargs: BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden
+        )
+    try:
+        yield
+    finally:
+        for module in distinct:
+            del module.forward
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from transformers import AutoModelForCausalLM
+from transformers.modeling_outputs import CausalLMOutput
 
 from tests.training.engine import (
     TINY,
@@ -145,9 +146,27 @@ def test_loss_and_gradients_of_every_architecture_are_those_of_transformers(tmp_
         assert relative_error(found, expected) < 2e-5, kind
 
 
+OTHER_HEADS = {
+    "cohere": transformers.CohereConfig(**SIZES, num_key_value_heads=2, intermediate_size=48, pad_token_id=0),
+    "granite": transformers.GraniteConfig(
+        **SIZES, num_key_value_heads=2, intermediate_size=48, logits_scaling=8.0
+    ),
+}
+
+
 def test_heads_that_do_more_than_a_product_are_recognised():
-    plain = {kind: build(hf_config).has_plain_head for kind, hf_config in ARCHITECTURES.items()}
-    assert plain == {kind: kind not in ("gemma2", "phi") for kind in ARCHITECTURES}
+    plain = {
+        kind: build(hf_config).has_plain_head for kind, hf_config in (ARCHITECTURES | OTHER_HEADS).items()
+    }
+    assert plain == {kind: kind not in ("gemma2", "phi", *OTHER_HEADS) for kind in plain}
+
+
+def test_a_transformer_whose_hidden_states_are_changed_before_the_head_is_recognised():
+    class Halved(transformers.LlamaForCausalLM):
+        def forward(self, input_ids, **kwargs):
+            return CausalLMOutput(logits=self.lm_head(self.model(input_ids, **kwargs)[0] / 2))
+
+    assert not CausalLM(Halved(ARCHITECTURES["llama"])).has_plain_head
 
 
 def _rows_read(worker, nodes, folder):
