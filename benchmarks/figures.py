@@ -129,7 +129,7 @@ def _save(figure: plt.Figure, path: Path, content: dict[str, Any]) -> Path:
     return picture
 
 
-_BY_BENCHMARK = {
+BY_BENCHMARK = {
     "throughput": throughput,
     "boundary_bytes": boundary_bytes,
     "quality": quality,
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(problems) or "usage: python -m benchmarks.figures FILE...", file=sys.stderr)
         return 2
     for path in paths:
-        print(_BY_BENCHMARK[_read(path)["benchmark"]](path))
+        print(BY_BENCHMARK[_read(path)["benchmark"]](path))
     return 0
 
 
@@ -155,11 +155,9 @@ def _problem(path: Path) -> str | None:
         benchmark = _read(path).get("benchmark")
     except (OSError, ValueError) as error:
         return f"{path}: {error}"
-    known = ", ".join(_BY_BENCHMARK)
+    known = ", ".join(BY_BENCHMARK)
     return (
-        None
-        if benchmark in _BY_BENCHMARK
-        else f"{path}: benchmark {benchmark} has no picture; known: {known}"
+        None if benchmark in BY_BENCHMARK else f"{path}: benchmark {benchmark} has no picture; known: {known}"
     )
 
 

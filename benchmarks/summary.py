@@ -24,6 +24,7 @@ _COLUMNS = {
     "quality": quality.COLUMNS,
     "load": load.COLUMNS,
     "two_nodes_of_four": two_nodes_of_four.COLUMNS,
+    "transport_proof": {"condition": "", "require": "", "expected": "", "as_expected": "", "seconds": ".1f"},
 }
 _SECTION = re.compile(r"(<!-- results/(\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)
 
