@@ -214,13 +214,14 @@ def _judged(agreement: Agreement, config: TrainingConfig, worker: Worker, failur
         evidence = agreement.gather(own)
     except RuntimeError as error:  # a rank is stuck or gone: what this one knows is all there will be
         findings = _failures([own]) or [Finding("another rank does not answer", own.rank, own.node)]
-        raise TransportError(_report(_verdict([own], config, worker), findings)) from error
+        verdict = _verdict([own], config, worker)
+        raise TransportError(_report(verdict, findings), _summary(verdict, [own], config)) from error
     verdict = _verdict(evidence, config, worker)
     findings = _failures(evidence)
     if config.require_transport != "any":
         findings += verdict.findings + _other_findings(evidence, config)
     if findings:
-        raise TransportError(_report(verdict, findings))
+        raise TransportError(_report(verdict, findings), _summary(verdict, evidence, config))
     return _summary(verdict, evidence, config)
 
 
@@ -295,11 +296,12 @@ def _report(verdict: Verdict, findings: Sequence[Finding]) -> str:
 
 def _summary(verdict: Verdict, evidence: Sequence[_Evidence], config: TrainingConfig) -> dict[str, Any]:
     is_nccl = config.device == "cuda"
+    is_judged = is_nccl or config.require_transport != "any"  # without NCCL that can only end in a failure
     facts = verdict.to_dict()
     per_node = {one.node: one for one in reversed(evidence)}.values()
     return {
-        "verdict": verdict.word if is_nccl else "not applicable",
-        "why": verdict.report() if is_nccl else _GLOO,
+        "verdict": verdict.word if is_judged else "not applicable",
+        "why": verdict.report() if is_judged else _GLOO,
         "require": config.require_transport,
         "passed": is_nccl and config.require_transport == verdict.word,
         "world_size": len(evidence),

@@ -121,7 +121,9 @@ def worker_failure(error: WorkerGroupError) -> JobError | UsageError:
     for failure in failures:
         if isinstance(failure, UsageError):
             return failure
-    reasons = dict.fromkeys(str(failure) for failure in failures if isinstance(failure, JobError))
+    reasons = {str(failure): failure for failure in failures if isinstance(failure, JobError)}
+    if len(reasons) == 1:
+        return next(iter(reasons.values()))  # with what its class carries
     if reasons:
         return JobError("\n".join(reasons))
     dead = [

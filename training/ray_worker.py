@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from ray.util.queue import Queue
 
-from training import loop
+from training import handshake, loop
 from training.config import TrainingConfig
 from training.worker import Worker
 
@@ -28,9 +28,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     """
     config = TrainingConfig(**job["config"])
     context = ray.train.get_context()
+    rank = context.get_world_rank()
+    handshake.open_log(config, rank)  # before anything can start NCCL
     device = _device(config)
     nodes = _node_of_each_rank(context.get_world_size())
-    rank = context.get_world_rank()
     report = _Report(job["records"]) if rank == 0 else _ignore
     worker = Worker(
         rank=rank,

@@ -20,7 +20,7 @@ from typing import Any
 from training import preflight
 from training.config import TrainingConfig, UsageError, from_argv
 from training.data import PYTHON_PREFIX, one_line
-from training.errors import JobError
+from training.errors import JobError, TransportError
 from training.progress import Progress
 from training.records import SUMMARY_MARK, RunFolder, Status
 from training.storage import STORAGE_ERRORS, absolute
@@ -115,6 +115,8 @@ def _attempt(config: TrainingConfig, folder: RunFolder, cluster: ExitStack) -> O
         return Outcome("interrupted", 130, ["interrupted; stopping the workers"])
     except UsageError as error:
         return Outcome("failed", 2, error.problems)
+    except TransportError as error:
+        return Outcome("failed", 1, [str(error)], {"transport": error.evidence})
     except JobError as error:
         return Outcome("failed", 1, [str(error)])
     except Exception as error:  # a fault of this program: its traceback is what helps

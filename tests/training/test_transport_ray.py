@@ -46,4 +46,7 @@ def test_logs_without_efa_fail_the_job_before_a_model_is_loaded(tmp_path):
         assert f"FAILED rank 1 on ip-10-0-1-10 ({CASE}/rank1.log:" in text
         assert "likely cause: NCCL found no network plugin" in text
         assert "remedy: use the training image" in text
+    transport = summary["transport"]
+    assert (transport["verdict"], transport["require"], transport["passed"]) == ("socket", "efa", False)
+    assert [rank["rank"] for rank in transport["ranks"]] == [0, 1]
     assert (tmp_path / "without-efa/steps.jsonl").read_text() == ""
