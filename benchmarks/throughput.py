@@ -194,6 +194,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="FILE", help="result file (JSON); not needed with --plan")
     parser.add_argument("--only", nargs="+", choices=CONDITIONS, default=list(CONDITIONS), help="conditions")
     parser.add_argument("--loops", nargs="+", choices=BUILDERS, default=list(BUILDERS), help="loops")
+    parser.add_argument(
+        "--first", type=cli.positive, metavar="N", help="of each condition only its first N, the most important"
+    )
     parser.add_argument("--settings", nargs="+", metavar="BxS", help="only these, such as 4x2048")
     parser.add_argument("--model", choices=("qwen2.5-1.5b-random", "tiny"), default="qwen2.5-1.5b-random")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -220,6 +223,7 @@ def select(args: argparse.Namespace) -> dict[str, list[Trial]]:
             trials = [trial for trial in trials if f"{trial.batch_size}x{trial.seq_len}" in args.settings]
         if args.device == "cpu":
             trials = [dataclasses.replace(trial, seq_len=min(trial.seq_len, 32)) for trial in trials]
+        trials = trials[: args.first]
         if trials:
             chosen[condition] = trials
     return chosen

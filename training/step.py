@@ -7,6 +7,7 @@ queued already, so that the device always has work.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,20 +99,49 @@ class Result:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
+class Moment:
+    """A point in a device's work: on CUDA it is reached when everything queued before it is done.
+
+    The clock of the CPU would not do: it can be stopped anywhere between queueing and reading.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Marks the point that the device's queue has now."""
+        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        self._time_s = time.perf_counter()
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> None:
+        """Returns once the device has come to this point."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def seconds_until(self, later: Moment) -> float:
+        """Time the device took between two points that it has passed."""
+        if self._event is None:
+            return later._time_s - self._time_s
+        return self._event.elapsed_time(later._event) / 1000
+
+
 class Outcome:
-    """A `Result` that the device may still be computing."""
+    """A `Result` that the device may still be computing.
+
+    Attributes:
+        moment: the end of the step's backward pass; from one step's to the next's is the time of a step.
+    """
 
     def __init__(self, of_ranks: Tensor) -> None:
         """
         Args:
             of_ranks: fp64 [world_size, 3], on the device: loss, gradient norm, and whether the data failed.
         """
-        self._of_ranks, self._copied = of_ranks, None
+        self._of_ranks = of_ranks
         if of_ranks.is_cuda:
             # Copied now: a copy queued at reading time would wait for everything queued until then.
             self._of_ranks = torch.empty_like(of_ranks, device="cpu", pin_memory=True)
             self._of_ranks.copy_(of_ranks, non_blocking=True)
-            self._copied = torch.cuda.current_stream().record_event()
+        self.moment = Moment(of_ranks.device)
 
     @classmethod
     def gather(cls, loss: Tensor, grad_norm: Tensor, has_failed: bool) -> Outcome:
@@ -124,8 +154,7 @@ class Outcome:
 
     def read(self) -> Result:
         """Waits until the device has come to the end of this step's backward pass."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        self.moment.wait()
         losses, norms, failed = zip(*self._of_ranks.tolist(), strict=True)
         return Result(
             loss=sum(losses) / len(losses),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from training.hardware import peak_bf16_flops
 from training.metrics import Throughput
 from training.model import CausalLM
 from training.shape import ModelShape
-from training.step import Outcome, Result, train_step
+from training.step import Moment, Outcome, Result, train_step
 from training.worker import Worker
 
 
@@ -72,7 +71,7 @@ class Steps:
         """Trains for `config.steps` steps and reports each."""
         adamw = optimizer.build(model, self._config.learning_rate, self._config.weight_decay)
         metrics.reset_peak_memory(self._worker.device)
-        self._started = time.perf_counter()
+        self._last_moment = Moment(self._worker.device)
         unread: deque[_Unread] = deque()
         for step in range(1, self._config.steps + 1):
             unread.append(self._queue(step, model, adamw, feed.next()))
@@ -94,8 +93,8 @@ class Steps:
 
     def _finish(self, unread: _Unread) -> None:
         result = unread.outcome.read()
-        now = time.perf_counter()
-        step_s, self._started = now - self._started, now
+        step_s = self._last_moment.seconds_until(unread.outcome.moment)
+        self._last_moment = unread.outcome.moment
         self._require_usable(unread.step, result, unread.data)
         self._report(unread.step, result, step_s, unread.data.wait_s, unread.learning_rate)
 
