@@ -195,7 +195,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=CONDITIONS, default=list(CONDITIONS), help="conditions")
     parser.add_argument("--loops", nargs="+", choices=BUILDERS, default=list(BUILDERS), help="loops")
     parser.add_argument(
-        "--first", type=cli.positive, metavar="N", help="of each condition only its first N, the most important"
+        "--first",
+        type=cli.positive,
+        metavar="N",
+        help="only the first N of each condition",
     )
     parser.add_argument("--settings", nargs="+", metavar="BxS", help="only these, such as 4x2048")
     parser.add_argument("--model", choices=("qwen2.5-1.5b-random", "tiny"), default="qwen2.5-1.5b-random")
