@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from benchmarks import cli, figures, ranks
 from benchmarks.hosts import INTERFACE, Hosts, HostsError, bytes_sent, why_not
-from benchmarks.loops import AWS_SAMPLE, BUILDERS, OURS, Workload, architecture, release
+from benchmarks.loops import AWS_SAMPLE, BUILDERS, OURS, Workload, architecture, clear
 from benchmarks.ranks import Place
 from benchmarks.report import Report, table
 from training import estimate
@@ -102,7 +102,7 @@ def count_all(place: Place, options: Options) -> None:
         for k in options.accumulations:
             workload = _workload(scheme, k, options, place)
             measured = _count(place, scheme, workload, options)
-            release(place.device)
+            clear(place.device)
             if report:
                 row = _row(place, scheme, workload, options, measured)
                 report.put(row, KEY)

@@ -212,24 +212,27 @@ BUILDERS = {OURS: build_ours, AWS_SAMPLE: build_aws_sample, ACCELERATE: build_ac
 
 
 def release(device: torch.device) -> None:
-    """Frees what a loop held, once its step function is gone: the next one starts on an empty device."""
+    """Frees what a loop held, once its step function is gone."""
     gc.collect()
     torch._dynamo.reset()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        _free_leaked(device)
         torch.cuda.empty_cache()
 
 
-def _free_leaked(device: torch.device) -> None:
-    """Takes the memory of tensors that outlive their loop: FSDP1 never lets go of its flat parameters.
+def clear(device: torch.device) -> None:
+    """Frees every tensor on a GPU, between loops that share none: each starts on an empty device.
 
-    Left alone they count for the peak memory of the next loop, and can make it run out.
+    FSDP1 never lets go of its flat parameters. Left alone they count for the peak memory of the next loop, and
+    can make it run out.
     """
-    for tensor in gc.get_objects():
-        if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device == device:
-            tensor.untyped_storage().resize_(0)
+    release(device)
+    if device.type == "cuda":
+        for tensor in gc.get_objects():
+            if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device == device:
+                tensor.untyped_storage().resize_(0)
+        torch.cuda.empty_cache()
 
 
 class _Counter:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import cli, figures, ranks
-from benchmarks.loops import BUILDERS, architecture, is_finite, release
+from benchmarks.loops import BUILDERS, architecture, clear, is_finite
 from benchmarks.plans import CONDITIONS, DESCRIPTIONS, Trial, memory_cap_gb
 from benchmarks.ranks import Place
 from benchmarks.report import Report, table
@@ -108,7 +108,7 @@ def _attempt(place: Place, condition: str, trial: Trial, options: Options) -> tu
         traceback.print_exc()
         failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     failure = ranks.agree(failure)
-    release(place.device)
+    clear(place.device)
     return timing, failure
 
 

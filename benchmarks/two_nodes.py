@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from benchmarks import ranks
 from benchmarks.checkpoint_stall import measure_stall
 from benchmarks.hosts import bytes_sent
-from benchmarks.loops import AWS_SAMPLE, BUILDERS, OURS, Workload, architecture, release
+from benchmarks.loops import AWS_SAMPLE, BUILDERS, OURS, Workload, architecture, clear
 from benchmarks.ranks import Place
 from benchmarks.report import Report
 from benchmarks.timing import Timing, measure
@@ -88,7 +88,7 @@ def run_network(place: Place, network: str, options: Options) -> None:
                 )
                 return
             row = _run_trial(place, network, scheme, setting, options)
-            release(place.device)
+            clear(place.device)
             if report:
                 report.put(row, KEY)
                 rate = row["tokens_per_s_per_gpu"]
