@@ -224,7 +224,7 @@ def release(device: torch.device) -> None:
 def clear(device: torch.device) -> None:
     """Frees every tensor on a GPU, between loops that share none: each starts on an empty device.
 
-    FSDP1 never lets go of its flat parameters. Left alone they count for the peak memory of the next loop, and
+    FSDP1 never lets go of its flat parameters. Left alone they count for the next loop's peak memory, and
     can make it run out.
     """
     release(device)
