@@ -191,7 +191,8 @@ def from_argv(argv: Sequence[str], prog: str = "python -m training.run") -> Trai
     parser = _parser(prog)
     namespace, unknown = parser.parse_known_args(list(argv))
     problems = parser.problems + [_unknown(word) for word in unknown if not _is_value(word, unknown)]
-    values = {key: value for key, value in vars(namespace).items() if value is not None}
+    # Python 3.11's argparse drops a value that is exactly "--" and leaves an empty list.
+    values = {key: "--" if value == [] else value for key, value in vars(namespace).items()}
     try:
         config = TrainingConfig(**values)
     except UsageError as error:

@@ -157,7 +157,7 @@ def test_an_interruption_ends_the_run_too_and_keeps_the_rest(fake_run, how):
     )
     options = ["--workload", "sample", "--json", str(folder / "result.json")]
     process = subprocess.Popen([sys.executable, "-c", program, *options, "--", *JOB], cwd=ROOT, text=True)
-    while not (folder / "hangs").exists():
+    while not ((folder / "hangs").exists() and (folder / "hangs").read_text()):
         assert process.poll() is None
     process.send_signal(how)
     assert process.wait(60) == 130
