@@ -19,14 +19,17 @@ help: ## Show this list
 demo: $(SETUP) ## Synthesize the stacks, then run the RayJob's own command line on a local Ray cluster
 	@$(PY) demo.py
 
+# Two at a time: much of the time goes into waiting for Ray and the CDK to start. A file stays in one process,
+# so that what its tests share is made once.
 test: lint ## Run every check and test
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n 2 --dist loadfile
 
 lint: $(SETUP) ## Style, and who may import whom
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(VENV)/bin/lint-imports --no-cache
 	@$(PY) -m k8s.render --check
+	@$(PY) -m benchmarks.summary --check
 
 synth: $(SETUP) ## Write the CloudFormation templates to cdk.out/
 	@cdk synth --quiet
