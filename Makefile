@@ -55,7 +55,7 @@ $(PYTHON_READY): requirements.txt requirements-cdk.txt pyproject.toml
 	@touch $@
 
 $(NODE_READY): package.json package-lock.json
-	@node -e 'process.exit(parseInt(process.versions.node) < 20)' 2>/dev/null || \
+	@node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null || \
 	  { echo "error: Node.js 20 or newer is needed for the CDK CLI; 'node' is $$(node --version 2>/dev/null || echo missing)" >&2; exit 1; }
 	@npm ci --silent --no-audit --no-fund
 	@touch $@
