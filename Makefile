@@ -48,7 +48,7 @@ clean: ## Remove everything that was installed or generated
 
 $(PYTHON_READY): requirements.txt requirements-cdk.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-	  { echo "error: Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	  { echo "error: Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "Setting up $(VENV) (once; PyTorch makes this take minutes on a cold cache)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
