@@ -46,7 +46,7 @@ def _nobody_is_admin(settings: Settings) -> str | None:
     if settings.cluster.admin_role_arns:
         return None
     return (
-        "admin_role_arns = (empty): no role can use kubectl or python -m ops on the cluster; "
+        "admin_role_arns = (empty): no role can use kubectl on the cluster; "
         "name the IAM roles that shall, arn:aws:iam::<account>:role/<name>."
     )
 
@@ -54,10 +54,16 @@ def _nobody_is_admin(settings: Settings) -> str | None:
 def _block_not_started(settings: Settings) -> str | None:
     if settings.nodes.capacity != "capacity-block" or settings.nodes.capacity_block_started:
         return None
-    return (
+    text = (
         "capacity_block_started = false: the GPU node group is created with 0 nodes; "
         "set it to true once the block has started."
     )
+    if settings.ray.train:
+        text += (
+            " Until then deploy with train=false: a RayJob waits for the nodes only until its deadline "
+            f"(job_deadline_s = {settings.ray.job_deadline_s}), and a finished RayJob never runs again."
+        )
+    return text
 
 
 _WARNINGS = (_moving_tag, _ended_version, _open_endpoint, _nobody_is_admin, _block_not_started)

@@ -25,9 +25,8 @@ from training.model import CausalLM
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_ROWS = (
-    256  # rows that one random generator draws: the finest grain of a shard's boundary that costs nothing
-)
+# Rows that one random generator draws: the finest grain of a shard's boundary that costs nothing.
+_BLOCK_ROWS = 256
 
 
 class Weights(Protocol):

@@ -98,8 +98,9 @@ class HourlyCost:
 
     def __str__(self) -> str:
         gpu, rest = _usd(self.gpu_usd), _usd(self.rest_usd)
+        total = "unknown" if self.total_usd is None else f"{_usd(self.total_usd)} an hour"
         head = (
-            f"{_usd(self.total_usd)} an hour (GPU nodes {gpu}, the rest {rest}; "
+            f"{total} (GPU nodes {gpu}, the rest {rest}; "
             f"list prices of {PRICES_AS_OF}, without disks, logs, S3 and traffic through NAT)"
         )
         return ". ".join([head, *self.notes])

@@ -53,7 +53,7 @@ def test_an_unknown_price_is_said_to_be_unknown(
     cost = _cost(**changes)
     assert (cost.gpu_usd is not None, cost.rest_usd is not None) == known
     assert cost.total_usd is None
-    assert str(cost).startswith("unknown an hour")
+    assert str(cost).startswith("unknown (GPU nodes ")
     assert str(cost).endswith(f"No price in the table for {named}")
 
 

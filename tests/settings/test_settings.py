@@ -192,3 +192,5 @@ def test_a_capacity_block_that_has_not_started_is_pointed_out():
     }
     assert "0 nodes" in warnings(**block)
     assert "0 nodes" not in warnings(**block, capacity_block_started=True)
+    assert "train=false" in warnings(**block)
+    assert "train=false" not in warnings(**block, train=False)
