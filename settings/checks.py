@@ -176,6 +176,16 @@ def _gpudirect_exists(
     return []
 
 
+def _data_reaches_the_pods(data: str) -> list[Problem]:
+    if not data or re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+/[^*?]+|python:[\w.]+:\w+", data):
+        return []
+    remedy = (
+        "pods see no files of this machine; use s3://<bucket>/<key> of one text file, "
+        "python:<module>:<function>, or nothing for random tokens"
+    )
+    return [Problem("data", data, remedy)]
+
+
 def _batch_divides(
     gpu_instance_type: str, num_gpu_nodes: int, num_workers: int, batch_size: int, global_batch_size: int
 ) -> list[Problem]:
@@ -204,6 +214,7 @@ _CROSS_CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     _kubectl_layer_is_installed,
     _workers_fill_nodes,
     _gpudirect_exists,
+    _data_reaches_the_pods,
     _batch_divides,
 )
 

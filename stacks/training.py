@@ -61,6 +61,8 @@ class TrainingStack(AppStack):
         role = PodRole(self, "JobRole")
         self._package.grant_read_to(role)
         self._bucket.grant_runs(role)
+        if self._settings.job.data.startswith("s3://"):
+            role.grant_read_object(self._settings.job.data)
         association = eks_l1.CfnPodIdentityAssociation(
             self,
             "JobIdentity",

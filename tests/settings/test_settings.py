@@ -119,6 +119,12 @@ def test_all_problems_are_reported_at_once():
         ({"image": ""}, "image = (empty)"),
         ({"job_deadline_s": 5}, "job_deadline_s = 5: should be greater than or equal to 60"),
         ({"train": "maybe"}, "train = maybe: should be a valid boolean"),
+        (
+            {"data": "corpus.txt"},
+            "data = corpus.txt: pods see no files of this machine; use s3://<bucket>/<key>",
+        ),
+        ({"data": "s3://bucket"}, "data = s3://bucket: pods see"),
+        ({"data": "s3://bucket/*"}, "data = s3://bucket/*: pods see"),
         ({"steps": "many"}, "steps = many: should be a valid integer"),
         ({"steps": 0}, "steps = 0: must be at least 1"),
         ({"learning_rate": "nan"}, "learning_rate = nan: must be a number above 0"),

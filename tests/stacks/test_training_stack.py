@@ -112,6 +112,15 @@ def test_the_job_reads_exactly_its_package_and_writes_only_below_its_prefixes(de
     assert not [action for action in objects["Action"] if "*" in action]
 
 
+def test_text_in_s3_may_be_read_by_its_exact_key(synthesize, default):
+    data = "s3://my-corpus/texts/english.txt"
+    (added,) = [each for each in _statements(synthesize(data=data)) if "my-corpus" in str(each)]
+    assert added["Action"] == "s3:GetObject"
+    arn = {"Fn::Join": ["", ["arn:", {"Ref": "AWS::Partition"}, ":s3:::my-corpus/texts/english.txt"]]}
+    assert added["Resource"] == arn
+    assert "my-corpus" not in str(_statements(default))
+
+
 def test_the_zip_that_may_be_read_is_the_one_that_the_job_names(default):
     key = _statements(default)[0]["Resource"]["Fn::Join"][1][-1]
     assert default.object("RayJob")["spec"]["runtimeEnvYAML"].strip().endswith(f"{key}>")
