@@ -171,7 +171,7 @@ class RaySettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings, in slices by stack; `job` is what the RayJob's command line says."""
+    """All settings, in slices by stack; `job` is the RayJob's command line, `num_workers` resolved."""
 
     prefix: Prefix
     network: NetworkSettings
@@ -180,8 +180,3 @@ class Settings:
     platform: PlatformSettings
     ray: RaySettings
     job: TrainingConfig
-
-    @property
-    def num_workers(self) -> int:
-        """Ranks of the job: the setting, or one for each GPU."""
-        return self.job.num_workers or self.nodes.num_gpus

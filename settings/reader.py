@@ -97,6 +97,9 @@ def _assemble(values: dict[str, Any]) -> Settings:
         names = _field_types(slice_type).keys() - _DERIVED_TRAINING_FIELDS
         derived = {"instance_type": values["gpu_instance_type"]} if slice_type is TrainingConfig else {}
         slices[slice_name] = slice_type(**{name: values[name] for name in names}, **derived)
+    # Said out loud on the command line: a job that starts before all nodes are there waits for them.
+    job = slices["job"]
+    slices["job"] = dataclasses.replace(job, num_workers=job.num_workers or slices["nodes"].num_gpus)
     return Settings(prefix=values["prefix"], **slices)
 
 

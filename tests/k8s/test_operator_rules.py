@@ -290,7 +290,7 @@ def test_every_rule_has_a_case_and_is_in_force():
         {"ray_cluster_name": "c" * 36},
         {"ray_version": "2.52.0"},
         {"job_deadline_s": 60},
-        {"data": "it's $(here) & `there`", "model_id": "a b"},
+        {"data": "s3://corpus/it's $(here) & `there`", "model_id": "a b"},
     ],
 )
 def test_what_settings_allow_the_operator_takes(make_settings, changes):

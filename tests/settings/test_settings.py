@@ -26,7 +26,8 @@ def test_the_defaults_are_the_sample_s_system():
     loaded = load()
     assert (loaded.network.region, loaded.nodes.gpu_instance_type) == ("us-east-2", "g6.12xlarge")
     assert (loaded.cluster.kubernetes_version, loaded.cluster.system_instance_type) == ("1.36", "m7i.xlarge")
-    assert loaded.num_workers == loaded.nodes.num_gpus == 8
+    assert loaded.job.num_workers == loaded.nodes.num_gpus == 8
+    assert load(num_workers=4).job.num_workers == 4
     assert loaded.job.model_id == "Qwen/Qwen2.5-1.5B"
     assert loaded.job.require_transport == "efa"
     assert loaded.job.instance_type == "g6.12xlarge"
