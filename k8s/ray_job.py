@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+from collections.abc import Sequence
 
 import yaml
 
@@ -53,7 +54,6 @@ def ray_job(settings: Settings, *, digest: str, working_dir: str, storage_path: 
         storage_path: s3:// prefix for results and checkpoints; may hold CDK tokens.
     """
     name = job_name(settings, digest)
-    config = dataclasses.replace(settings.job, storage_path=storage_path, run_name=name)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -61,7 +61,7 @@ def ray_job(settings: Settings, *, digest: str, working_dir: str, storage_path: 
         "spec": {
             "clusterSelector": {RAY_CLUSTER_LABEL: settings.ray.ray_cluster_name},
             "submissionMode": "K8sJobMode",
-            "entrypoint": entrypoint(config),
+            "entrypoint": shell_line(command(settings, run_name=name, storage_path=storage_path)),
             "runtimeEnvYAML": yaml.safe_dump({"working_dir": working_dir}),
             # Counts from the start, waiting for the RayCluster included; without it, a cluster that never
             # comes leaves the job in `Initializing` for ever. Past it KubeRay calls the job failed but does
@@ -93,14 +93,41 @@ def _submitter(settings: Settings) -> Manifest:
     }
 
 
+def command(settings: Settings, *, run_name: str, storage_path: str) -> list[str]:
+    """The words of the job's command line: one training run, or a comparison of several.
+
+    Args:
+        run_name: of the run, and of the folder that results go to.
+        storage_path: s3:// prefix for results; may hold CDK tokens.
+    """
+    compare = settings.ray.compare
+    if not compare:
+        return _train(dataclasses.replace(settings.job, storage_path=storage_path, run_name=run_name))
+    results = f"{storage_path}/{run_name}/comparison"
+    options = ["--ab", compare, "--repeats", str(settings.ray.compare_repeats)]
+    files = ["--json", f"{results}.json", "--png", f"{results}.png"]
+    # Each of its runs gets a name of its own.
+    job = to_argv(dataclasses.replace(settings.job, storage_path=storage_path))
+    return ["python", "-m", "training.compare", *options, *files, "--", *job]
+
+
+def _train(config: TrainingConfig) -> list[str]:
+    return ["python", "-m", "training.run", *to_argv(config)]
+
+
 def entrypoint(config: TrainingConfig) -> str:
-    """The job's command line, safe to paste unquoted into a shell, as KubeRay's K8sJobMode does.
+    """The command line of one training run; see `shell_line`."""
+    return shell_line(_train(config))
+
+
+def shell_line(words: Sequence[str]) -> str:
+    """Words as one line that is safe to paste unquoted into a shell, as KubeRay's K8sJobMode does.
 
     The text passes three readers: the kubelet expands `$(NAME)` and `$$` in container arguments, bash splits
     and expands words, and `ray job submit` joins them again for the shell on the head (with shlex.join). What
-    reaches `python -m training.run` is exactly `training.config.to_argv(config)`.
+    reaches Python is exactly `words`.
     """
-    return " ".join(["python -m training.run", *map(_quote, to_argv(config))])
+    return " ".join(map(_quote, words))
 
 
 def _quote(word: str) -> str:

@@ -186,6 +186,17 @@ def _data_reaches_the_pods(data: str) -> list[Problem]:
     return [Problem("data", data, remedy)]
 
 
+def _comparison_can_be_made(compare: str, train: bool, steps: int, untimed_steps: int) -> list[Problem]:
+    if not compare:
+        return []
+    found = []
+    if not train:
+        found.append(Problem("compare", compare, "is what the RayJob does; set train to true"))
+    if steps <= untimed_steps:
+        found.append(Problem("steps", steps, f"must exceed untimed_steps ({untimed_steps}) to compare"))
+    return found
+
+
 def _batch_divides(
     gpu_instance_type: str, num_gpu_nodes: int, num_workers: int, batch_size: int, global_batch_size: int
 ) -> list[Problem]:
@@ -215,6 +226,7 @@ _CROSS_CHECKS: tuple[Callable[..., list[Problem]], ...] = (
     _workers_fill_nodes,
     _gpudirect_exists,
     _data_reaches_the_pods,
+    _comparison_can_be_made,
     _batch_divides,
 )
 

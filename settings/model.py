@@ -164,6 +164,8 @@ class RaySettings:
     head_cpu: AtLeastOne
     head_memory_gib: AtLeastOne
     train: bool
+    compare: Literal["", "efa-tcp", "shm-memcpy"]
+    compare_repeats: AtLeastOne
     job_deadline_s: Annotated[int, Field(ge=60)]
     checkpoint_days: AtLeastOne
     keep_bucket: bool

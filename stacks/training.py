@@ -20,11 +20,10 @@ from k8s import operator_rules
 from k8s.namespace import namespace
 from k8s.network_policy import network_policies
 from k8s.ray_cluster import ray_cluster
-from k8s.ray_job import job_name, ray_job
+from k8s.ray_job import command, job_name, ray_job
 from k8s.service_account import SERVICE_ACCOUNT_NAME, service_account
 from settings import JOB_DIGEST_LENGTH, Settings, SettingsError
 from stacks.app_stack import AppStack
-from training.config import to_argv
 
 _MODULE = Path(__file__).parents[1] / "training"
 
@@ -49,7 +48,8 @@ class TrainingStack(AppStack):
         self._bucket = ResultsBucket(
             self, "Results", checkpoint_days=settings.ray.checkpoint_days, keep=settings.ray.keep_bucket
         )
-        arguments = to_argv(settings.job)
+        # Without the run's name, which carries the digest of this, and the bucket, which changes no result.
+        arguments = command(settings, run_name="", storage_path=settings.job.storage_path)
         self._digest = code_digest(_MODULE, arguments, JOB_DIGEST_LENGTH)
         self._package = JobPackage(self, "Package", module=_MODULE, digest=self._digest, arguments=arguments)
         identity = self._pod_identity()

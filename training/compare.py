@@ -1,6 +1,6 @@
 """The same training over one network and over another, several times in turn: what the network was worth.
 
-    python -m training.compare [--ab efa-tcp|shm-memcpy|same] [--repeats 3] [--json FILE] [--png FILE] -- JOB
+    python -m training.compare [--ab efa-tcp|shm-memcpy|same] [--repeats 3] [--json PATH] [--png PATH] -- JOB
 
 JOB is the arguments of `python -m training.run`. Each run is a process of its own and must be seen, in its
 own summary, to have used what its arm claims; else the comparison stops, keeps what it has, and fails. Arms
@@ -22,12 +22,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from training.compare_runs import RunFailure, run_training
 from training.compare_stats import METRICS, compare, table
 from training.config import TrainingConfig, UsageError, from_argv
+from training.storage import STORAGE_ERRORS, absolute, is_uri, locate, one_line
 
 
 @dataclass(frozen=True)
@@ -141,14 +141,20 @@ class Comparison:
         }
 
 
-def carry_out(comparison: Comparison, json_file: Path | None) -> None:
+def carry_out(comparison: Comparison, json_path: str) -> None:
     """Runs the schedule; after each run the JSON file holds all that is known.
 
+    Args:
+        comparison: what to run; filled while it runs.
+        json_path: file or s3:// address; "" for none.
+
     Raises:
-        RunFailure: a run failed, or did not use what its arm claims. Results so far are kept.
+        RunFailure: a run failed, or did not use what its arm claims, or the file cannot be written. Results
+            so far are kept.
         KeyboardInterrupt: interrupted; the run in progress has been ended. Results so far are kept.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
+    _write(comparison, json_path)  # an address that cannot be written is known before the first run
     try:
         for number, (repeat, workload, arm) in enumerate(schedule := comparison.schedule(), start=1):
             print(f"run {number} of {len(schedule)}: {workload} over {arm.name}", file=sys.stderr, flush=True)
@@ -157,10 +163,10 @@ def carry_out(comparison: Comparison, json_file: Path | None) -> None:
             if objection := arm.objection(summary):
                 raise RunFailure(f"{name}: {objection}")
             comparison.runs.append(_record(repeat, workload, arm, summary))
-            _write(comparison, json_file)
+            _write(comparison, json_path)
     except (RunFailure, KeyboardInterrupt) as error:
         comparison.failure = str(error) or "interrupted"
-        _write(comparison, json_file)
+        _write(comparison, json_path)
         raise
 
 
@@ -178,14 +184,19 @@ def _record(repeat: int, workload: str, arm: Arm, summary: Mapping[str, Any]) ->
     }
 
 
-def _write(comparison: Comparison, json_file: Path | None) -> None:
-    if json_file:
-        partial = json_file.with_name(json_file.name + ".partial")
-        partial.write_text(json.dumps(comparison.to_dict(), indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, json_file)
+def _write(comparison: Comparison, json_path: str) -> None:
+    if json_path:
+        _store(json_path, (json.dumps(comparison.to_dict(), indent=1) + "\n").encode())
 
 
-def _draw(comparison: Comparison, png_file: Path) -> None:
+def _store(path: str, content: bytes) -> None:
+    try:
+        locate(path).write(content)
+    except STORAGE_ERRORS as error:
+        raise RunFailure(f"{path}: cannot be written: {one_line(error)}") from None
+
+
+def _draw(comparison: Comparison, png_path: str) -> None:
     try:
         from training.compare_figure import draw
     except ImportError as error:
@@ -193,8 +204,9 @@ def _draw(comparison: Comparison, png_file: Path) -> None:
             f"no picture: {error.name} is not installed here; draw it elsewhere from --json", file=sys.stderr
         )
         return
-    draw(comparison.to_dict(), png_file)
-    print(f"picture: {png_file}", file=sys.stderr)
+    if picture := draw(comparison.to_dict()):
+        _store(png_path, picture)
+        print(f"picture: {png_path}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -217,8 +229,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: interrupted; results so far are kept", file=sys.stderr)
         code = 130
     print(table(comparison.results(), [arm.name for arm in comparison.arms]))
-    if options.png and comparison.runs:
-        _draw(comparison, options.png)
+    try:
+        if options.png and comparison.runs:
+            _draw(comparison, options.png)
+    except RunFailure as error:
+        print(f"error: {error}", file=sys.stderr)
+        return code or 1
     return code
 
 
@@ -231,9 +247,10 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 def _problems(options: argparse.Namespace, job: Sequence[str], workloads: Sequence[str]) -> list[str]:
     """What is wrong with the arguments, all at once, before anything runs."""
     found = []
-    for file in (options.json, options.png):
-        if file and not os.access(file.parent, os.W_OK):
-            found.append(f"{file}: its folder {file.parent} cannot be written; create it or give another")
+    for path in (options.json, options.png):
+        folder = os.path.dirname(absolute(path))
+        if path and not is_uri(path) and not os.access(folder, os.W_OK):
+            found.append(f"{path}: its folder {folder} cannot be written; create it or give another")
     configs: list[TrainingConfig] = []
     for workload in workloads:
         for arm in COMPARISONS[options.ab]:
@@ -271,9 +288,12 @@ def _parser() -> argparse.ArgumentParser:
         "--workload", choices=[*WORKLOADS, "both"], default="both", help="what is trained (default: both)"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write all runs and results here, after each run"
+        "--json",
+        default="",
+        metavar="PATH",
+        help="file or s3:// address for all runs and results, written after each run",
     )
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the results here")
+    parser.add_argument("--png", default="", metavar="PATH", help="file or s3:// address for a picture")
     return parser
 
 

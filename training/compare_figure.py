@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 import matplotlib
@@ -16,24 +16,28 @@ from training.compare_stats import METRICS
 _COLOURS = ("#1f77b4", "#ff7f0e")
 
 
-def draw(comparison: Mapping[str, Any], png_file: Path) -> None:
+def draw(comparison: Mapping[str, Any]) -> bytes:
     """A panel for each workload and metric: bars are medians, dots are runs.
 
     Args:
         comparison: as `training.compare` writes it to JSON.
-        png_file: written.
+
+    Returns:
+        A PNG; empty where there is nothing to draw.
     """
     rows = comparison["results"]
     if not rows:
-        return
+        return b""
     figure, panels = plt.subplots(1, len(rows), figsize=(2.6 * len(rows) + 0.6, 3.6), squeeze=False)
     for axes, row in zip(panels[0], rows, strict=True):
         _draw_row(axes, row, comparison["runs"])
     state = "" if comparison["complete"] else " (incomplete)"
     figure.suptitle(f"{' against '.join(comparison['arms'])}{state}, {comparison['started_at']}", fontsize=9)
     figure.tight_layout()
-    figure.savefig(png_file, dpi=150)
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
     plt.close(figure)
+    return picture.getvalue()
 
 
 def _draw_row(axes: Any, row: Mapping[str, Any], runs: list[Mapping[str, Any]]) -> None:

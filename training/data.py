@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import codecs
 import importlib
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeAlias
@@ -34,7 +33,7 @@ from torch import Tensor
 
 from training.config import TrainingConfig
 from training.errors import DataError
-from training.storage import STORAGE_ERRORS, locate
+from training.storage import STORAGE_ERRORS, locate, one_line
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 Tokenize: TypeAlias = Callable[[str], list[int]]
@@ -185,16 +184,6 @@ def _read_pieces(path: str) -> Iterator[str]:
         raise DataError(f"{path}: not UTF-8 at byte {at} ({error.reason}); convert it to UTF-8") from None
     except STORAGE_ERRORS as error:
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from None
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of an error's message; of pyarrow's and the system's, only the reason.
-
-    The caller says which file it was.
-    """
-    text = str(error).strip().partition("\n")[0] or type(error).__name__
-    reason = re.search(r".*\[errno \d+\] (?P<reason>[^:]+)", text, re.IGNORECASE)
-    return reason["reason"] if reason else text
 
 
 def tokenizer(config: TrainingConfig) -> Tokenize:

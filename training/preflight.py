@@ -15,12 +15,12 @@ from training.data import (
     NAMED_ARCHITECTURES,
     PYTHON_PREFIX,
     load_function,
-    one_line,
     read_tokens,
     tokenizer,
     too_few_tokens,
 )
 from training.errors import DataError
+from training.storage import one_line
 
 HUB_TIMEOUT_S = 10
 

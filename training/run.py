@@ -19,11 +19,11 @@ from typing import Any
 
 from training import preflight
 from training.config import TrainingConfig, UsageError, from_argv
-from training.data import PYTHON_PREFIX, one_line
+from training.data import PYTHON_PREFIX
 from training.errors import JobError, TransportError
 from training.progress import Progress
 from training.records import SUMMARY_MARK, RunFolder, Status
-from training.storage import STORAGE_ERRORS, absolute
+from training.storage import STORAGE_ERRORS, absolute, one_line
 
 
 @dataclass(frozen=True)

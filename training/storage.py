@@ -48,11 +48,15 @@ class Place:
         return self.filesystem.get_file_info(self.path).type != FileType.NotFound
 
     def write(self, content: bytes) -> None:
-        """Replaces the file's content; missing local folders are made."""
-        if self.is_local:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        with self.filesystem.open_output_stream(self.path) as stream:
+        """Replaces the file's content, at once; missing local folders are made."""
+        path = self.path
+        if self.is_local:  # S3 shows an object only when it is complete
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            path += ".partial"
+        with self.filesystem.open_output_stream(path) as stream:
             stream.write(content)
+        if self.is_local:
+            os.replace(path, self.path)
 
     def read(self) -> bytes:
         return b"".join(self.chunks())
@@ -84,3 +88,13 @@ def locate(text: str) -> Place:
         return Place(LocalFileSystem(), os.path.abspath(text))
     filesystem, path = FileSystem.from_uri(text)
     return Place(filesystem, path)
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error's message; of pyarrow's and the system's, only the reason.
+
+    The caller says which file it was.
+    """
+    text = str(error).strip().partition("\n")[0] or type(error).__name__
+    reason = re.search(r".*\[errno \d+\] (?P<reason>[^:]+)", text, re.IGNORECASE)
+    return reason["reason"] if reason else text

@@ -112,6 +112,12 @@ def test_the_job_reads_exactly_its_package_and_writes_only_below_its_prefixes(de
     assert not [action for action in objects["Action"] if "*" in action]
 
 
+def test_a_comparison_is_new_work_and_so_a_new_job(synthesize, default):
+    compared = synthesize(compare="shm-memcpy").object("RayJob")
+    assert "training.compare --ab shm-memcpy --repeats 3 --json" in compared["spec"]["entrypoint"]
+    assert compared["metadata"]["name"] != default.object("RayJob")["metadata"]["name"]
+
+
 def test_text_in_s3_may_be_read_by_its_exact_key(synthesize, default):
     data = "s3://my-corpus/texts/english.txt"
     (added,) = [each for each in _statements(synthesize(data=data)) if "my-corpus" in str(each)]

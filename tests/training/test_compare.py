@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from training import compare, compare_runs, compare_stats
+from training.storage import locate
 
 ROOT = Path(__file__).parents[2]
 JOB = ["--steps", "10", "--model", "tiny"]
@@ -145,6 +146,23 @@ def test_a_variable_that_nccl_did_not_take_is_no_run_of_its_arm(fake_run, capsys
     code, result = run(fake_run(_0="ignored"), "--ab", "shm-memcpy", "--repeats", "1", "--workload", "sample")
     assert code == 1
     assert "rank 0's NCCL did not take NCCL_SHM_USE_CUDA_MEMCPY=1" in result["failure"]
+
+
+def test_results_and_picture_can_go_to_s3(fake_run, s3):
+    folder = fake_run()
+    addresses = {"--json": f"{s3}/a/comparison.json", "--png": f"{s3}/a/comparison.png"}
+    options = [word for pair in addresses.items() for word in pair]
+    assert compare.main(["--repeats", "1", "--workload", "sample", *options, "--", *JOB]) == 0
+    assert json.loads(locate(addresses["--json"]).read())["complete"] is True
+    assert locate(addresses["--png"]).read().startswith(b"\x89PNG")
+    assert len(calls(folder)) == 2
+
+
+def test_an_address_that_cannot_be_written_is_said_before_the_first_run(fake_run, s3, capsys):
+    folder = fake_run()
+    assert compare.main(["--workload", "sample", "--json", "s3://no-such-bucket/x.json", "--", *JOB]) == 1
+    assert "error: s3://no-such-bucket/x.json: cannot be written" in capsys.readouterr().err
+    assert not (folder / "calls.jsonl").exists()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
