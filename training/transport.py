@@ -99,8 +99,10 @@ class Verdict:
         return "\n".join([self._headline(), *self._evidence(), *(str(finding) for finding in self.findings)])
 
     def _headline(self) -> str:
-        asked = "nothing was required" if self.require == "any" else f"{self.require} was required"
-        return f"NCCL transport: {self.word} - {asked}: {'passed' if self.passed else 'FAILED'}"
+        if self.require == "any":  # not a pass: nothing was proven
+            return f"NCCL transport: {self.word} - nothing was required{'' if self.passed else ': FAILED'}"
+        result = "passed" if self.passed else "FAILED"
+        return f"NCCL transport: {self.word} - {self.require} was required: {result}"
 
     def _evidence(self) -> Iterable[str]:
         versions = sorted({process.nccl_version for process in self.processes if process.nccl_version})

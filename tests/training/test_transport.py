@@ -144,6 +144,13 @@ def test_a_line_cut_short_is_not_taken_for_another_network(tmp_path, cut, capsys
     assert main(with_rank_3_saying(tmp_path, RANK_3 + cut)) == 0
 
 
+def test_a_run_on_one_host_is_never_called_a_pass(capsys):
+    folder = str(ROOT / "tests/cases/nccl/single-node-p2p")
+    assert main([folder, "--require", "any"]) == 0
+    assert "pass" not in capsys.readouterr().out
+    assert main([folder, "--require", "efa"]) == 1
+
+
 def test_two_messages_in_one_line_are_both_read(tmp_path, capsys):
     local = "Channel 02/0 : 2[0] -> 3[1] via SHM/direct/direct"
     glued = f"{RANK_3}{local} {RANK_3}Channel 02/0 : 3[1] -> 0[0] [send] via NET/Socket/0\n"
