@@ -315,8 +315,8 @@ def run_job(job_server: str, config: TrainingConfig, package: Path) -> None:
     """
     from ray.job_submission import JobStatus, JobSubmissionClient
 
-    for chatty in ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    for chatty in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private.runtime_env"):
+        logging.getLogger(f"ray.{chatty}").setLevel(logging.WARNING)
     command = entrypoint(config)
     print(f"{command}\n", flush=True)
     client = JobSubmissionClient(job_server)

@@ -31,7 +31,7 @@ from benchmarks import cli, figures, ranks
 from benchmarks.hosts import INTERFACE, Hosts, HostsError, bytes_sent, why_not
 from benchmarks.loops import AWS_SAMPLE, BUILDERS, OURS, Workload, architecture, clear
 from benchmarks.ranks import Place
-from benchmarks.report import Report, table
+from benchmarks.report import Report, present
 from training import estimate
 from training.config import TrainingConfig
 from training.cost_model import Cluster, reduce_traffic
@@ -255,11 +255,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _conclude(path: Path) -> int:
-    report = Report.resume(path)
-    report.finish()
-    figures.boundary_bytes(path)
-    print(table(report.rows, COLUMNS))
-    wrong = [row for row in report.rows if abs(row["off"]) > TOLERANCE]
+    rows = present(path, COLUMNS, figures.boundary_bytes)
+    wrong = [row for row in rows if abs(row["off"]) > TOLERANCE]
     for row in wrong:
         print(f"{row['scheme']}, k={row['gradient_accumulation']}: off by {row['off']:+.1%}", file=sys.stderr)
     return 1 if wrong else 0

@@ -30,7 +30,7 @@ from benchmarks import cli, figures, ranks
 from benchmarks.loops import architecture, shard_as_sample
 from benchmarks.processes import PeakMemory
 from benchmarks.ranks import Place
-from benchmarks.report import Report, table
+from benchmarks.report import Report, present
 from training.config import TrainingConfig
 from training.loading import load_model
 from training.model import read_config
@@ -185,10 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ranks.RanksError as error:
             print(error, file=sys.stderr)
             return 1
-    report = Report.resume(args.out)
-    report.finish()
-    print(table(report.rows, COLUMNS))
-    figures.load(args.out)
+    present(args.out, COLUMNS, figures.load)
     return 0
 
 

@@ -29,7 +29,7 @@ from benchmarks import cli, figures, ranks
 from benchmarks.loops import LEARNING_RATE, architecture, release
 from benchmarks.markov import MarkovLanguage, entropy
 from benchmarks.ranks import Place
-from benchmarks.report import Report, table
+from benchmarks.report import Report, present
 from training import optimizer
 from training.config import TrainingConfig
 from training.loading import load_model
@@ -272,10 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ranks.RanksError as error:
         print(error, file=sys.stderr)
         return 1
-    report = Report.resume(args.out)
-    report.finish()
-    print(table(report.rows, COLUMNS))
-    figures.quality(args.out)
+    present(args.out, COLUMNS, figures.quality)
     return 0
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -119,6 +119,28 @@ def versions() -> dict[str, str | None]:
             found[package] = None
     found["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
     return found
+
+
+def present(
+    path: Path, columns: Mapping[str, str], draw: Callable[[Path], Any], is_complete: bool = True
+) -> list[dict[str, Any]]:
+    """Ends a benchmark: marks its file complete, prints its table, draws its picture.
+
+    Args:
+        path: the result file.
+        columns: of the table; see `table`.
+        draw: one of benchmarks.figures.
+        is_complete: false leaves the mark out.
+
+    Returns:
+        The rows.
+    """
+    report = Report.resume(path)
+    if is_complete:
+        report.finish()
+    print(table(report.rows, columns))
+    draw(path)
+    return report.rows
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:

@@ -28,7 +28,7 @@ from benchmarks import cli, figures, ranks
 from benchmarks.loops import BUILDERS, architecture, clear, is_finite
 from benchmarks.plans import CONDITIONS, DESCRIPTIONS, Trial, memory_cap_gb
 from benchmarks.ranks import Place
-from benchmarks.report import Report, table
+from benchmarks.report import Report, present, table
 from benchmarks.timing import Timing, measure
 from training.hardware import peak_bf16_flops
 from training.shape import ModelShape
@@ -307,12 +307,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parameters = {"conditions": {name: DESCRIPTIONS[name] for name in plan}, "num_ranks": num_ranks}
     Report.start(args.out, "throughput", parameters)
     complete = _run(args, plan, num_ranks)
-    report = Report.resume(args.out)
-    if complete:
-        report.finish()
-    print(table(report.rows, COLUMNS))
-    figures.throughput(args.out)
-    broken = [row for row in report.rows if row["error"] not in (None, OUT_OF_MEMORY)]
+    rows = present(args.out, COLUMNS, figures.throughput, complete)
+    broken = [row for row in rows if row["error"] not in (None, OUT_OF_MEMORY)]
     return 0 if complete and not broken else 1
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks import cli, figures, ranks
-from benchmarks.report import Report, table
+from benchmarks.report import Report, present
 from benchmarks.two_nodes import DIRECT, EMULATED, KEY, Options, run_network, with_predictions
 from training.nccl_log import read
 from training.transport import judge, log_files
@@ -188,15 +188,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Report.start(args.out, "two_nodes_of_four", {"num_ranks": num_ranks, "settings": args.settings})
     with tempfile.TemporaryDirectory() as folder:
         complete = _run(args, num_ranks, Path(folder))
-        report = Report.resume(args.out)
-        off = conclude(report, Path(folder), num_ranks)
+        off = conclude(Report.resume(args.out), Path(folder), num_ranks)
         if args.logs:
             keep_logs(Path(folder), args.logs)
-    if complete:
-        report.finish()
-    print(table(report.rows, COLUMNS))
+    present(args.out, COLUMNS, figures.two_nodes, complete)
     print("\n".join(off), file=sys.stderr)
-    figures.two_nodes(args.out)
     return 0 if complete and not (on_gpu and off) else 1
 
 
