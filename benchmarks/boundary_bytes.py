@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -125,17 +126,23 @@ def _workload(scheme: Scheme, k: int, options: Options, place: Place) -> Workloa
 
 
 def _count(place: Place, scheme: Scheme, workload: Workload, options: Options) -> float:
-    """Bytes that left one node in one optimizer step, mean over nodes and steps."""
+    """Bytes that left one node in one optimizer step: mean over nodes, median over steps.
+
+    The median, since TCP sends again what is acknowledged late: on a busy machine a step can count too much,
+    and none too little.
+    """
     step = BUILDERS[scheme.loop](place, workload)
     step()  # the first creates communicators
-    before = _read_counter(place, options.interface)
+    counts = []
     for _ in range(options.num_steps):
+        before = _read_counter(place, options.interface)
         step()
-    after = _read_counter(place, options.interface)
-    sent = [None] * place.world_size
-    dist.all_gather_object(sent, after - before)
-    by_node = dict(zip(place.nodes, sent, strict=True))  # ranks of one node read the same counter
-    return sum(by_node.values()) / len(by_node) / options.nodes_per_counter / options.num_steps
+        counts.append(_read_counter(place, options.interface) - before)
+    of_ranks = [None] * place.world_size
+    dist.all_gather_object(of_ranks, counts)
+    by_node = dict(zip(place.nodes, of_ranks, strict=True))  # ranks of one node read the same counter
+    of_steps = [statistics.mean(step_counts) for step_counts in zip(*by_node.values(), strict=True)]
+    return statistics.median(of_steps) / options.nodes_per_counter
 
 
 def _read_counter(place: Place, interface: str) -> int:

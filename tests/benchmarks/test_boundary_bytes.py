@@ -17,7 +17,7 @@ needs_hosts = pytest.mark.skipif(bool(hosts.why_not()), reason=str(hosts.why_not
 def test_counted_bytes_are_within_2_percent_of_theory_and_hybrid_does_not_grow(tmp_path):
     out = tmp_path / "bytes.json"
     schemes = ["aws-sample", "full-gathered-twice", "hybrid"]
-    argv = ["--ranks-per-node", "1", "--accumulation", "3", "--num-steps", "1", "--schemes", *schemes]
+    argv = ["--ranks-per-node", "1", "--accumulation", "2", "--num-steps", "3", "--schemes", *schemes]
     assert boundary_bytes.main(["--out", str(out), *argv]) == 0
     content = json.loads(out.read_text())
     rows = {row["scheme"]: row for row in content["rows"]}
