@@ -144,7 +144,9 @@ def _join(rank: int, condition: Condition, device: str, store: str) -> Worker:
         world_size=len(nodes),
         timeout=timedelta(seconds=_COLLECTIVE_TIMEOUT_S),
     )
-    return Worker(rank, len(nodes), nodes[:rank].count(nodes[rank]), nodes[rank], here, lambda record: None)
+    return Worker(
+        rank, len(nodes), nodes[:rank].count(nodes[rank]), nodes[rank], here, lambda record: None, print
+    )
 
 
 # --- all ranks ----------------------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
 """Turns what goes wrong on a device or between ranks into one message that says what to change.
 
-**Collectives that hang.** On CUDA, PyTorch's NCCL watchdog ends the process once a collective has exceeded
-its timeout; what it prints names rank, collective, sequence number and sizes. `COLLECTIVE_ENVIRONMENT` makes
-it also compare the ranks and say which of them did not take part, and keep the last collectives of each rank
-(flight recorder). It has to be in the environment before the process group is made. Over gloo the waiting
-call raises, and `explained` names rank, stage, collective, and the ranks that did not report the same.
+**Collectives that hang.** Over gloo the waiting call raises, and `explained` names rank, stage, collective,
+and the ranks that did not report the same. On CUDA nothing raises: PyTorch's NCCL watchdog ends the process
+some time after the timeout, and `training.hanging` says the same as `explained` before that.
 """
 
 from __future__ import annotations
@@ -28,8 +26,13 @@ COLLECTIVE_ENVIRONMENT = {
     # Keep the last collectives of each rank, and write them to TORCH_FR_DUMP_TEMP_FILE on a timeout.
     "TORCH_FR_BUFFER_SIZE": "2000",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    # The watchdog ends the process four times this after the timeout; by default that is a whole minute more.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "3000",
 }
-"""Of PyTorch's NCCL process group (docs.pytorch.org, "PYTORCH ProcessGroupNCCL Environment Variables")."""
+"""Of PyTorch's NCCL process group (docs.pytorch.org, "PYTORCH ProcessGroupNCCL Environment Variables").
+
+It has to be in the environment before the process group is made.
+"""
 
 _GRACE_S = 2.0  # ranks reach their timeouts within this of each other
 
@@ -66,7 +69,9 @@ def _out_of_memory(worker: Worker, config: TrainingConfig, stage: Stage, error: 
         if config.batch_size > 1
         else f"--seq-len {config.seq_len} lower",
     ]
-    if config.activation_memory != "full":
+    if config.activation_memory == "none":
+        advice.insert(0, "--activation-memory 0.5, or full")
+    elif config.activation_memory != "full":
         advice.insert(0, f"--activation-memory {config.activation_memory} lower, or full")
     if not config.reshard_after_forward:
         advice.append("--reshard-after-forward, which keeps less of the weights and is slower")
@@ -88,7 +93,7 @@ def _timed_out(worker: Worker, config: TrainingConfig, stage: Stage, error: Runt
     reason = str(error).partition("\n")[0]
     return (
         f"rank {worker.rank} on {worker.node}: {_collective(error)} in {stage.name} did not finish within "
-        f"--collective-timeout-s {config.collective_timeout_s}. {_who_is_missing(worker, stage)} "
+        f"--collective-timeout-s {config.collective_timeout_s}. {who_is_missing(worker, stage, _GRACE_S)} "
         f"The process group says: {reason}"
     )
 
@@ -103,12 +108,21 @@ def _collective(error: RuntimeError) -> str:
     return calls[-1] if calls else "a collective"
 
 
-def _who_is_missing(worker: Worker, stage: Stage) -> str:
-    """Ranks tell each other through the job's store where they waited; one that hangs says nothing."""
+def who_is_missing(worker: Worker, stage: Stage, grace_s: float) -> str:
+    """Ranks tell each other through the job's store where they waited; one that hangs says nothing.
+
+    Args:
+        worker: this rank, whose collective has timed out.
+        stage: where it waited.
+        grace_s: how long other ranks may take to find the same.
+
+    Returns:
+        A sentence that names the ranks that did not wait in any collective.
+    """
     try:
         store = dist.PrefixStore("timed-out/", dist.distributed_c10d._get_default_store())
         store.set(str(worker.rank), stage.name)
-        time.sleep(_GRACE_S)
+        time.sleep(grace_s)
         waited = {
             rank: store.get(str(rank)).decode()
             for rank in range(worker.world_size)

@@ -13,7 +13,7 @@ import transformers
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedConfig as HfConfig
 
-from training import data, handshake, metrics
+from training import data, handshake, hanging, metrics
 from training.agreement import Agreement
 from training.attention import attention_backend
 from training.config import TrainingConfig
@@ -49,7 +49,7 @@ def train(config: TrainingConfig, worker: Worker) -> dict[str, Any]:
         JobError: the run cannot go on; see `training.errors` for its kinds.
     """
     stage = Stage()
-    with explained(worker, config, stage):
+    with explained(worker, config, stage), hanging.watched(worker, config, stage):
         # 1. Where the ranks are, and the mesh over them.
         agreement = Agreement(config.collective_timeout_s)
         nodes = agreement.gather(worker.node)

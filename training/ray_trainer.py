@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -53,11 +53,11 @@ def train(
     trainer = _trainer(config, num_workers, records)
     # In a thread: on the main one Ray installs a handler for SIGINT that ends the process with status 0.
     result = _in_background(trainer.fit)
-    _follow(records, result, on_record)
+    last_words = _follow(records, result, on_record)
     try:
         return result.result().return_value
     except WorkerGroupError as error:
-        raise worker_failure(error) from None
+        raise worker_failure(error, last_words) from None
     except ControllerError as error:
         raise _controller_failure(error, num_workers) from None
 
@@ -101,21 +101,31 @@ def _in_background(call: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-def _follow(records: Queue, result: Future[Any], on_record: Callable[[Mapping[str, Any]], None]) -> None:
-    """Passes records on until the job has ended and none is left."""
+def _follow(records: Queue, result: Future[Any], on_record: Callable[[Mapping[str, Any]], None]) -> list[str]:
+    """Passes records on until the job has ended and none is left; returns the last words of workers."""
+    last_words: list[str] = []
     while True:
         ended = result.done()
         try:
-            on_record(records.get(timeout=_POLL_S))
+            record = records.get(timeout=_POLL_S)
         except Empty:
             if ended:
-                return
+                return last_words
+            continue
+        if isinstance(record, ray_worker.LastWords):
+            last_words.append(record.text)
+        else:
+            on_record(record)
 
 
-def worker_failure(error: WorkerGroupError) -> JobError | UsageError:
+def worker_failure(error: WorkerGroupError, last_words: Sequence[str] = ()) -> JobError | UsageError:
     """The one error to show: what the job itself said, else how the ranks broke.
 
     When one rank stops, the others often fail for that alone; a `JobError` is never such an echo.
+
+    Args:
+        error: Ray Train's, with the failure of each rank.
+        last_words: of workers whose processes were then ended from outside.
     """
     failures = [error.worker_failures[rank] for rank in sorted(error.worker_failures)]
     for failure in failures:
@@ -126,6 +136,8 @@ def worker_failure(error: WorkerGroupError) -> JobError | UsageError:
         return next(iter(reasons.values()))  # with what its class carries
     if reasons:
         return JobError("\n".join(reasons))
+    if last_words:
+        return JobError("\n".join(sorted(last_words)))
     dead = [
         _death(rank, failure.health_check_failure)
         for rank, failure in sorted(error.worker_failures.items())

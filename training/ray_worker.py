@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -41,6 +43,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         node=nodes[rank],
         device=device,
         report=report,
+        say_last=partial(_say_last, job["records"]),
     )
     summary = loop.train(config, worker)
     if isinstance(report, _Report):
@@ -67,6 +70,17 @@ def _node_of_each_rank(world_size: int) -> list[str]:
 
 def _ignore(record: Mapping[str, Any]) -> None:
     """Ranks other than 0: their records equal rank 0's."""
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """Travels among the records: why a worker's process is about to be ended from outside."""
+
+    text: str
+
+
+def _say_last(records: Queue, text: str) -> None:
+    records.put(LastWords(text))
 
 
 class _Report:

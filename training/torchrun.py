@@ -109,7 +109,11 @@ def _worker(
     rank: int, local_rank: int, device: torch.device, report: Callable[[Mapping[str, Any]], None]
 ) -> Worker:
     node = os.environ.get(NODE_VARIABLE) or socket.gethostname()
-    return Worker(rank, dist.get_world_size(), local_rank, node, device, report)
+    return Worker(rank, dist.get_world_size(), local_rank, node, device, report, _say_last)
+
+
+def _say_last(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
 
 
 def _reporter(rank: int, progress: Progress) -> Callable[[Mapping[str, Any]], None]:

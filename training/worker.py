@@ -26,6 +26,7 @@ class Worker:
         device: where this rank computes.
         report: called on every rank with the record of a step (a flat, JSON-ready mapping). It may be a
             barrier (Ray Train's is), so every rank calls it the same number of times.
+        say_last: says, from any thread and on any rank, why this process is about to be ended from outside.
     """
 
     rank: int
@@ -34,3 +35,4 @@ class Worker:
     node: str
     device: torch.device
     report: Callable[[Mapping[str, Any]], None]
+    say_last: Callable[[str], None]

@@ -93,7 +93,7 @@ def _join(rank, nodes, store, group_timeout_s):
         timeout=timedelta(seconds=group_timeout_s),
     )
     local_rank = nodes[:rank].count(nodes[rank])
-    return Worker(rank, len(nodes), local_rank, nodes[rank], torch.device("cpu"), lambda record: None)
+    return Worker(rank, len(nodes), local_rank, nodes[rank], torch.device("cpu"), lambda record: None, print)
 
 
 def reporting_to(worker, records):

@@ -14,7 +14,7 @@ from training.diagnosis import COLLECTIVE_ENVIRONMENT, Stage, explained
 from training.errors import JobError
 from training.worker import Worker
 
-WORKER = Worker(3, 8, 3, "node-1", torch.device("cpu"), lambda record: None)
+WORKER = Worker(3, 8, 3, "node-1", torch.device("cpu"), lambda record: None, print)
 
 
 def _raised(error, **changes):
