@@ -112,6 +112,15 @@ def two_nodes(path: Path) -> Path:
     return grouped(path, content, "tokens_per_s_per_gpu", "tokens/s/GPU", "group", "scheme")
 
 
+def l4_memory(path: Path) -> Path:
+    """What each setting reserves of an L4's memory, with each allocator; nothing where it did not fit."""
+    content = _read(path)
+    for row in content["rows"]:
+        row["group"] = f"{row['batch_size']}x{row['seq_len']}, activation memory {row['activation_memory']}"
+        row["peak_reserved_gib"] = row["peak_reserved_gib"] or 0.0
+    return grouped(path, content, "peak_reserved_gib", "peak of reserved memory, GiB", "group", "allocator")
+
+
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -135,6 +144,7 @@ BY_BENCHMARK = {
     "quality": quality,
     "load": load,
     "two_nodes_of_four": two_nodes,
+    "l4_memory": l4_memory,
 }
 
 

@@ -119,7 +119,10 @@ def _rank(
 
 
 def _device(device_type: str, rank: int) -> torch.device:
-    return torch.device("cpu") if device_type == "cpu" else torch.device("cuda", rank)
+    """Ranks share GPUs in turn where there are fewer."""
+    if device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", rank % torch.cuda.device_count())
 
 
 def join(place: Place) -> None:

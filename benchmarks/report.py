@@ -49,6 +49,11 @@ class Report:
         """Goes on with a file that `start` made, in another process."""
         return cls(path, json.loads(path.read_text(encoding="utf-8")))
 
+    def continued(self) -> None:
+        """Notes that another run adds to the file."""
+        run = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": command_line()}
+        self.note(continued=[*self._content.get("continued", []), run])
+
     @property
     def rows(self) -> list[dict[str, Any]]:
         return self._content["rows"]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import boundary_bytes, load, quality, throughput, two_nodes_of_four
+from benchmarks import boundary_bytes, l4_memory, load, quality, throughput, two_nodes_of_four
 
 FOLDER = Path(__file__).parent
 README = FOLDER / "README.md"
@@ -24,6 +24,7 @@ _COLUMNS = {
     "quality": quality.COLUMNS,
     "load": load.COLUMNS,
     "two_nodes_of_four": two_nodes_of_four.COLUMNS,
+    "l4_memory": l4_memory.COLUMNS,
     "transport_proof": {"condition": "", "require": "", "expected": "", "as_expected": "", "seconds": ".1f"},
 }
 _SECTION = re.compile(r"(<!-- results/(\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -64,6 +64,8 @@ class Options:
     Attributes:
         settings: (batch_size, seq_len) of each trial.
         stop_at: `time.time()` after which no trial begins.
+        done: trials, as (network, scheme, batch_size, seq_len), that are measured already.
+        has_checkpoint: so is the checkpoint.
     """
 
     out: Path
@@ -73,22 +75,28 @@ class Options:
     num_warmup: int
     num_steps: int
     stop_at: float
+    done: frozenset[tuple[str, str, int, int]]
+    has_checkpoint: bool
 
 
 def run_network(place: Place, network: str, options: Options) -> None:
     """Every rank's part on one kind of network; rank 0 writes the result file."""
     report = Report.resume(options.out) if place.rank == 0 else None
-    if network == EMULATED:
-        _note(report, rates=_network_rates(place))
+    replicate = _replicate_group(place)
     for setting in options.settings:
         for scheme in SCHEMES:
+            if (network, scheme.label, *setting) in options.done:
+                continue
             if ranks.agree("time is up" if time.time() > options.stop_at else None):
                 _note(
                     report, stopped=f"time was up before {network} {scheme.label} {setting[0]}x{setting[1]}"
                 )
                 return
+            # Its rate drifts by a fifth within minutes: each trial is predicted from what it was around it.
+            before = _network_rates(place, replicate)
             row = _run_trial(place, network, scheme, setting, options)
             clear(place.device)
+            row["rates"] = _mean(before, _network_rates(place, replicate))
             if report:
                 report.put(row, KEY)
                 rate = row["tokens_per_s_per_gpu"]
@@ -96,7 +104,7 @@ def run_network(place: Place, network: str, options: Options) -> None:
                     f"{network} {scheme.label} {setting[0]}x{setting[1]}: {rate:,.0f} tokens/s/GPU",
                     flush=True,
                 )
-    if network == DIRECT:
+    if network == DIRECT and not options.has_checkpoint:
         workload = _workload(place, SCHEMES[1], options.settings[0], options)
         _note(report, checkpoint=measure_stall(place, workload))
 
@@ -196,13 +204,12 @@ def cluster_of(place: Place) -> Cluster:
 # --- the predictor, fed with what was measured --------------------------------------------------------------
 
 
-def with_predictions(row: dict[str, Any], direct: dict[str, Any], rates: dict[str, float]) -> dict[str, Any]:
+def with_predictions(row: dict[str, Any], direct: dict[str, Any]) -> dict[str, Any]:
     """Adds the step time that the predictor expects from measured rates.
 
     Args:
-        row: of the emulated network.
+        row: of the emulated network, with the network's own rates around it.
         direct: the same trial without it: its rate is arithmetic, links inside the node and optimizer.
-        rates: `network_rates` of this run, in 1e9 bytes a second out of one node.
     """
     fields = next(dict(scheme.ours) for scheme in SCHEMES if scheme.label == row["scheme"])
     config = TrainingConfig(
@@ -212,7 +219,7 @@ def with_predictions(row: dict[str, Any], direct: dict[str, Any], rates: dict[st
     )
     over_all = row["name"] == AWS_SAMPLE or config.sharding == "full"
     measured = Rates(
-        network_gb_per_s=rates["world_gb_per_s" if over_all else "replicate_gb_per_s"],
+        network_gb_per_s=row["rates"]["world_gb_per_s" if over_all else "replicate_gb_per_s"],
         intra_gb_per_s=_CONTAINED_GB_PER_S,
         compute_tflops=direct["model_tflops"],
         memory_gb_per_s=_CONTAINED_GB_PER_S,
@@ -223,24 +230,30 @@ def with_predictions(row: dict[str, Any], direct: dict[str, Any], rates: dict[st
     return row | {"predicted_step_s": time.step_s, "step_off": time.step_s / row["step_s"] - 1}
 
 
-def _network_rates(place: Place) -> dict[str, float]:
-    """GB/s out of one node that collectives reach: all replicate groups at once, and the world."""
-    per_node = cluster_of(place).gpus_per_node
-    mesh = init_device_mesh(
-        place.device.type, (place.num_nodes, per_node), mesh_dim_names=("replicate", "shard")
-    )
+def _network_rates(place: Place, replicate: dist.ProcessGroup) -> dict[str, float]:
+    """GB/s out of one node that collectives reach just now: all replicate groups at once, and the world."""
     num_bytes = _RATE_BYTES if place.device.type == "cuda" else 1 << 20
     tensor = torch.ones(num_bytes // 4 // place.world_size * place.world_size, device=place.device)
     own = tensor[: tensor.numel() // place.world_size].clone()
-    replicate = mesh.get_group("replicate")
     all_reduce_s = _seconds(place, lambda: dist.all_reduce(tensor, group=replicate))
     all_gather_s = _seconds(place, lambda: _all_gather(tensor, own))
     gb = tensor.numel() * 4 / 1e9
-    nodes, world = place.num_nodes, place.world_size
+    nodes, world, per_node = place.num_nodes, place.world_size, cluster_of(place).gpus_per_node
     return {
         "replicate_gb_per_s": per_node * gb * 2 * (nodes - 1) / nodes / all_reduce_s,
         "world_gb_per_s": gb * (world - 1) / world / all_gather_s,
     }
+
+
+def _replicate_group(place: Place) -> dist.ProcessGroup:
+    """The ranks that hold the same shard as this one."""
+    shape = (place.num_nodes, cluster_of(place).gpus_per_node)
+    mesh = init_device_mesh(place.device.type, shape, mesh_dim_names=("replicate", "shard"))
+    return mesh.get_group("replicate")
+
+
+def _mean(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {name: (before[name] + after[name]) / 2 for name in before}
 
 
 def _seconds(place: Place, collective: Callable[[], Any], num_repeats: int = 4) -> float:

@@ -5,8 +5,8 @@
 
 Any even number of GPUs makes two nodes. First the same trials without the emulation ("direct"): they give the
 rate of arithmetic. Then over the emulated network, with NCCL's logs, bytes counted on the loopback interface,
-and the network's own rate. From these rates the predictor must reproduce each step's time. On CPUs with gloo
-only the plumbing is exercised: no bytes, no memory, no NCCL.
+and the network's own rate before and after each trial. From these rates the predictor must reproduce each
+step's time. On CPUs with gloo only the plumbing is exercised: no bytes, no memory, no NCCL.
 """
 
 from __future__ import annotations
@@ -76,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-steps", type=cli.positive, default=8, help="timed steps of each trial")
     parser.add_argument("--num-warmup", type=cli.positive, default=2, help="steps before those")
     parser.add_argument("--budget-s", type=cli.positive, default=540, help="begin no trial after this time")
+    parser.add_argument(
+        "--continue",
+        dest="goes_on",
+        action="store_true",
+        help="go on with a file that was cut off: measure only what is missing in it",
+    )
     parser.add_argument("--quick", action="store_true", help="two steps, one of them timed: does it run?")
     return parser
 
@@ -86,18 +92,27 @@ def _setting(text: str) -> str:
     return text
 
 
-def _options(args: argparse.Namespace) -> Options:
+def _options(args: argparse.Namespace, report: Report) -> Options:
     settings = [tuple(int(part) for part in text.split("x")) for text in args.settings]
     if args.device == "cpu":
         settings = [(batch_size, min(seq_len, 32)) for batch_size, seq_len in settings]
     warmup, steps = (1, 1) if args.quick else (args.num_warmup, args.num_steps)
-    stop_at = time.time() + args.budget_s
-    return Options(args.out, args.model, args.device, tuple(settings), warmup, steps, stop_at)
+    return Options(
+        args.out,
+        args.model,
+        args.device,
+        tuple(settings),
+        warmup,
+        steps,
+        stop_at=time.time() + args.budget_s,
+        done=frozenset(tuple(row[name] for name in KEY) for row in report.rows if "rates" in row),
+        has_checkpoint=report.get("checkpoint") is not None,
+    )
 
 
 def _run(args: argparse.Namespace, num_ranks: int, logs: Path) -> bool:
     """Runs both networks; returns whether each could be measured to its end."""
-    options = _options(args)
+    options = _options(args, Report.resume(args.out))
     nodes = [f"node{rank // (num_ranks // 2)}" for rank in range(num_ranks)]
     emulation = ranks.SLOW_NETWORK | _LOGGING | {"NCCL_DEBUG_FILE": f"{logs}/rank{{rank}}.log"}
     complete = True
@@ -150,11 +165,10 @@ def anonymous(text: str) -> str:
 def conclude(report: Report, logs: Path, world_size: int) -> list[str]:
     """Compares with the predictor; returns what is off by more than it may be."""
     direct = {_trial(row): row for row in report.rows if row["network"] == DIRECT}
-    rates = report.get("rates")
     for row in list(report.rows):
         row = row | _off(row, "boundary_gb", "boundary_off") | _off(row, "peak_gib", "memory_off")
-        if row["network"] == EMULATED and rates and _trial(row) in direct:
-            row = with_predictions(row, direct[_trial(row)], rates)
+        if row["network"] == EMULATED and _trial(row) in direct:
+            row = with_predictions(row, direct[_trial(row)])
         report.put(row, KEY)
     report.note(transport=verdicts(logs, world_size))
     return [
@@ -175,6 +189,21 @@ def _off(row: dict[str, Any], measured: str, name: str) -> dict[str, float | Non
     return {name: row[f"predicted_{measured}"] / row[measured] - 1}
 
 
+def _open_report(parser: argparse.ArgumentParser, args: argparse.Namespace, num_ranks: int) -> None:
+    """A new file, or the one to go on with."""
+    parameters = {"num_ranks": num_ranks, "model": args.model, "settings": args.settings}
+    if not args.goes_on:
+        Report.start(args.out, "two_nodes_of_four", parameters)
+        return
+    try:
+        report = Report.resume(args.out)
+    except (OSError, ValueError) as error:
+        parser.error(f"--continue: {args.out} cannot be read: {error}")
+    if report.get("parameters") != parameters:
+        parser.error(f"--continue: {args.out} was measured with {report.get('parameters')}, not {parameters}")
+    report.continued()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 0, 1 when it ended early or a GPU's figure is off, 2 when it cannot run."""
     parser = _parser()
@@ -185,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--num-ranks {num_ranks}: only {torch.cuda.device_count()} GPUs here")
     if num_ranks % 2 or not num_ranks:
         parser.error(f"--num-ranks {num_ranks}: two nodes need an even number of ranks, at least 2")
-    Report.start(args.out, "two_nodes_of_four", {"num_ranks": num_ranks, "settings": args.settings})
+    _open_report(parser, args, num_ranks)
     with tempfile.TemporaryDirectory() as folder:
         complete = _run(args, num_ranks, Path(folder))
         off = conclude(Report.resume(args.out), Path(folder), num_ranks)

@@ -203,7 +203,7 @@ def our_memory_bytes(
     """Peak of allocated bytes per GPU in our loop, reached where forward ends and the loss is formed.
 
     fp32 weights and two Adam moments (12 bytes) sharded; gathered bf16 weights; the loss' fp32 and bf16
-    gradient of the head and one chunk of bf16 logits with their gradient; activations. With accumulation
+    gradient of the head and one chunk of fp32 logits with their bf16 gradient; activations. With accumulation
     also the sharded fp32 gradients of earlier micro-batches and one unsharded one of the embedding.
     """
     shards = cluster.gpus_per_node if hybrid else cluster.num_gpus
@@ -213,7 +213,7 @@ def our_memory_bytes(
     if reshard_after_forward:  # the root and two layers: one in use, one prefetched
         layer = (parameters - embedding) / shape.num_layers
         gathered = embedding + 2 * layer
-    logits = 4 * shape.vocab_size * min(LOGITS_CHUNK_TOKENS, load.micro_batch_tokens)
+    logits = 6 * shape.vocab_size * min(LOGITS_CHUNK_TOKENS, load.micro_batch_tokens)
     peak = 12 * parameters / shards + 2 * gathered + 6 * embedding + logits + _WORKSPACE_BYTES
     if load.num_micro_batches > 1:
         peak += 4 * parameters / shards + 4 * embedding

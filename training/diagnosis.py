@@ -20,7 +20,9 @@ from training.config import TrainingConfig
 from training.errors import JobError
 from training.worker import Worker
 
-COLLECTIVE_ENVIRONMENT = {
+WORKER_ENVIRONMENT = {
+    # Segments that grow: without, what a step allocates after the other leaves gaps of a tenth of the memory.
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     # Compare ranks when a collective times out, and name those that lag behind.
     "TORCH_NCCL_DESYNC_DEBUG": "1",
     # Keep the last collectives of each rank, and write them to TORCH_FR_DUMP_TEMP_FILE on a timeout.
@@ -29,9 +31,9 @@ COLLECTIVE_ENVIRONMENT = {
     # The watchdog ends the process four times this after the timeout; by default that is a whole minute more.
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "3000",
 }
-"""Of PyTorch's NCCL process group (docs.pytorch.org, "PYTORCH ProcessGroupNCCL Environment Variables").
+"""What PyTorch on a worker has to find in its environment when it starts.
 
-It has to be in the environment before the process group is made.
+Sources: docs.pytorch.org, "CUDA semantics" and "PYTORCH ProcessGroupNCCL Environment Variables".
 """
 
 _GRACE_S = 2.0  # ranks reach their timeouts within this of each other

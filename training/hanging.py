@@ -21,7 +21,7 @@ from training.config import TrainingConfig
 from training.diagnosis import Stage, who_is_missing
 from training.worker import Worker
 
-# Together well below the time for which the watchdog waits (diagnosis.COLLECTIVE_ENVIRONMENT).
+# Together well below the time for which the watchdog waits (diagnosis.WORKER_ENVIRONMENT).
 _POLL_S = 2.0
 _GRACE_S = 3.0  # the other ranks look every _POLL_S
 

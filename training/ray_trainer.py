@@ -25,7 +25,7 @@ from ray.util.queue import Empty, Queue
 
 from training import handshake, ray_worker
 from training.config import TrainingConfig, UsageError
-from training.diagnosis import COLLECTIVE_ENVIRONMENT
+from training.diagnosis import WORKER_ENVIRONMENT
 from training.errors import JobError
 from training.ray_cluster import resources_per_worker
 
@@ -80,7 +80,7 @@ def _trainer(config: TrainingConfig, num_workers: int, records: Queue) -> TorchT
             failure_config=FailureConfig(
                 max_failures=0, controller_failure_limit=0, max_preemption_failures=0
             ),
-            worker_runtime_env={"env_vars": {**COLLECTIVE_ENVIRONMENT, **handshake.environment(config)}},
+            worker_runtime_env={"env_vars": {**WORKER_ENVIRONMENT, **handshake.environment(config)}},
             # What Ray Train logs as an error, it also raises here.
             logging_config=LoggingConfig(log_level="CRITICAL"),
         ),

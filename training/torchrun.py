@@ -84,12 +84,12 @@ def _configuration(argv: Sequence[str]) -> TrainingConfig:
 def _run(config: TrainingConfig, rank: int) -> dict[str, Any]:
     # Here and not above: they import Transformers, and wrong arguments should be answered at once.
     from training import handshake, loop
-    from training.diagnosis import COLLECTIVE_ENVIRONMENT
+    from training.diagnosis import WORKER_ENVIRONMENT
 
     logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(name)s: %(message)s")
     local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank) if config.device == "cuda" else torch.device("cpu")
-    for name, value in COLLECTIVE_ENVIRONMENT.items():
+    for name, value in WORKER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     handshake.open_log(config, rank)  # before NCCL starts: it reads its environment once
     if device.type == "cuda":

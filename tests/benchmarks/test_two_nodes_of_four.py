@@ -22,9 +22,36 @@ def test_both_networks_are_run_and_predicted_with_gloo(tmp_path):
     for row in content["rows"]:
         assert row["num_nodes"] == 2 and row["boundary_gb"] is None and row["peak_gib"] is None
         assert ("predicted_step_s" in row) == (row["network"] == two_nodes.EMULATED)
-    assert min(content["rates"].values()) > 0
+    assert all(min(row["rates"].values()) > 0 for row in content["rows"])
     assert len(content["checkpoint"]["blocked_s"]) == 2 and content["checkpoint"]["size_gb"] > 0.003
     assert content["transport"]["verdict"] == "not applicable"
+
+
+def test_a_run_that_was_cut_off_is_continued(tmp_path):
+    out = tmp_path / "two.json"
+    argv = ["--device", "cpu", "--model", "tiny", "--num-ranks", "2", "--quick", "--settings", "1x16"]
+    two_nodes_of_four.main([*argv, "--only", "direct", "--out", str(out)])
+    first = json.loads(out.read_text())
+    assert two_nodes_of_four.main([*argv, "--continue", "--out", str(out)]) == 0
+    content = json.loads(out.read_text())
+    before, after = first["rows"], content["rows"][: len(first["rows"])]
+    assert [row["step_s"] for row in after] == [row["step_s"] for row in before]  # not measured again
+    assert len(content["rows"]) == 2 * len(before)
+    assert content["checkpoint"] == first["checkpoint"]
+    assert len(content["continued"]) == 1
+
+
+def test_a_file_of_another_run_is_not_continued(tmp_path, capsys):
+    out = tmp_path / "two.json"
+    argv = ["--device", "cpu", "--model", "tiny", "--num-ranks", "2", "--continue", "--out", str(out)]
+    with pytest.raises(SystemExit) as missing:
+        two_nodes_of_four.main(argv)
+    Report.start(out, "two_nodes_of_four", {"num_ranks": 4})
+    with pytest.raises(SystemExit) as other:
+        two_nodes_of_four.main(argv)
+    assert missing.value.code == other.value.code == 2
+    said = capsys.readouterr().err
+    assert "cannot be read" in said and "was measured with {'num_ranks': 4}, not" in said
 
 
 def row(network, **fields):
@@ -38,6 +65,7 @@ def row(network, **fields):
         "num_nodes": 2,
         "world_size": 8,
         "step_s": 0.2,
+        "rates": {"replicate_gb_per_s": 3.0, "world_gb_per_s": 3.0},
         "model_tflops": 450.0,
         "boundary_gb": None,
         "predicted_boundary_gb": 6.17,
@@ -50,7 +78,6 @@ def conclude(tmp_path, *rows):
     report = Report.start(tmp_path / "two.json", "two_nodes_of_four", {})
     for each in rows:
         report.put(each, two_nodes.KEY)
-    report.note(rates={"replicate_gb_per_s": 3.0, "world_gb_per_s": 3.0})
     return two_nodes_of_four.conclude(report, tmp_path, 8), report
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.training.engine import configured
 from tests.training.ranks import run_ranks
-from training.diagnosis import COLLECTIVE_ENVIRONMENT, Stage, explained
+from training.diagnosis import WORKER_ENVIRONMENT, Stage, explained
 from training.errors import JobError
 from training.worker import Worker
 
@@ -76,5 +76,5 @@ def test_a_hanging_collective_names_rank_collective_step_and_who_is_missing():
 
 
 def test_the_environment_makes_nccl_s_watchdog_compare_the_ranks():
-    assert COLLECTIVE_ENVIRONMENT["TORCH_NCCL_DESYNC_DEBUG"] == "1"
-    assert COLLECTIVE_ENVIRONMENT["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert WORKER_ENVIRONMENT["TORCH_NCCL_DESYNC_DEBUG"] == "1"
+    assert WORKER_ENVIRONMENT["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"

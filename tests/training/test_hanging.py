@@ -14,7 +14,7 @@ from ray.util.queue import Empty
 from tests.training.engine import configured
 from tests.training.ranks import run_ranks
 from training import hanging, ray_trainer
-from training.diagnosis import COLLECTIVE_ENVIRONMENT, Stage
+from training.diagnosis import WORKER_ENVIRONMENT, Stage
 from training.errors import JobError
 from training.ray_worker import LastWords
 
@@ -69,7 +69,7 @@ def test_a_pytorch_without_recorder_is_no_error(monkeypatch):
 
 def test_the_watchdog_waits_longer_than_the_watch_needs():
     # PyTorch sleeps four times this between finding a timeout and ending the process.
-    watchdog_s = 4 * int(COLLECTIVE_ENVIRONMENT["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]) / 1000
+    watchdog_s = 4 * int(WORKER_ENVIRONMENT["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]) / 1000
     assert watchdog_s >= 2 * (hanging._POLL_S + hanging._GRACE_S)
 
 
