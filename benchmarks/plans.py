@@ -7,13 +7,7 @@ from typing import Any
 
 from benchmarks.loops import ACCELERATE, AWS_SAMPLE, OURS, Workload
 from training.config import TrainingConfig
-from training.shape import ModelShape
 
-# Bytes per parameter that stay on a rank: ours fp32 weights, gradients and two moments; the sample the same
-# four in bf16.
-_STATE_BYTES = {OURS: 16, ACCELERATE: 16, AWS_SAMPLE: 8}
-# Ranks that share them on 2 x g6.12xlarge: a node's four with hybrid sharding, all eight with full sharding.
-_L4_SHARDS = {OURS: 4, ACCELERATE: 8, AWS_SAMPLE: 8}
 L4_MEMORY_GB = 22.0
 
 
@@ -84,14 +78,6 @@ CAP_22GB = [
     Trial(AWS_SAMPLE, 4, 2048),
 ]
 
-L4_SHARE = [
-    Trial(OURS, 4, 2048, {"activation_memory": "0.5", "gradient_accumulation": 2}),
-    Trial(OURS, 8, 2048, {"activation_memory": "full", "gradient_accumulation": 2}),
-    Trial(AWS_SAMPLE, 1, 2048),
-    Trial(ACCELERATE, 2, 2048),
-    Trial(AWS_SAMPLE, 2, 2048),
-]
-
 SLOW_NETWORK = [
     Trial(OURS, 4, 2048, {"reduce_dtype": "bfloat16", "gradient_accumulation": 8}),
     Trial(AWS_SAMPLE, 4, 2048),
@@ -103,20 +89,9 @@ SLOW_NETWORK = [
     Trial(OURS, 4, 2048, {"sharding": "full"}),
 ]
 
-CONDITIONS = {"plain": PLAIN, "cap-22gb": CAP_22GB, "l4-share": L4_SHARE, "slow-network": SLOW_NETWORK}
+CONDITIONS = {"plain": PLAIN, "cap-22gb": CAP_22GB, "slow-network": SLOW_NETWORK}
 DESCRIPTIONS = {
     "plain": "ranks connected as the machine connects them",
     "cap-22gb": "22 GB of memory per rank, whatever the number of ranks",
-    "l4-share": "22 GB per rank, plus what a rank holds only because there are fewer ranks than 8 L4s",
     "slow-network": "each rank a host of its own (NCCL_HOSTID), TCP over the loopback interface between them",
 }
-
-
-def memory_cap_gb(condition: str, name: str, shape: ModelShape, world_size: int) -> float | None:
-    """Memory a rank may use under a condition, in 1e9 bytes; None for all there is."""
-    if condition == "cap-22gb":
-        return L4_MEMORY_GB
-    if condition == "l4-share":
-        surplus = _STATE_BYTES[name] * shape.num_parameters() * (1 / world_size - 1 / _L4_SHARDS[name])
-        return L4_MEMORY_GB + max(surplus, 0.0) / 1e9
-    return None

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from benchmarks import cli, figures, ranks
 from benchmarks.loops import BUILDERS, architecture, clear, is_finite
-from benchmarks.plans import CONDITIONS, DESCRIPTIONS, Trial, memory_cap_gb
+from benchmarks.plans import CONDITIONS, DESCRIPTIONS, L4_MEMORY_GB, Trial
 from benchmarks.ranks import Place
 from benchmarks.report import Report, present, table
 from benchmarks.timing import Timing, measure
@@ -113,10 +113,15 @@ def _attempt(place: Place, condition: str, trial: Trial, options: Options) -> tu
 
 
 def _measure_trial(place: Place, condition: str, trial: Trial, options: Options) -> Timing:
-    _limit_memory(place, memory_cap_gb(condition, trial.name, _shape(options.model), place.world_size))
+    _limit_memory(place, _memory_cap_gb(condition))
     step = BUILDERS[trial.name](place, trial.workload(options.model, options.device_type))
     dist.barrier()
     return measure(step, place.device, options.num_warmup, options.num_steps)
+
+
+def _memory_cap_gb(condition: str) -> float | None:
+    """Memory a rank may use under a condition, in 1e9 bytes; None for all there is."""
+    return L4_MEMORY_GB if condition == "cap-22gb" else None
 
 
 def _limit_memory(place: Place, cap_gb: float | None) -> None:
@@ -143,7 +148,7 @@ def _row(
         "model": options.model,
         "world_size": place.world_size,
         "num_nodes": place.num_nodes,
-        "memory_cap_gb": memory_cap_gb(condition, trial.name, _shape(options.model), place.world_size),
+        "memory_cap_gb": _memory_cap_gb(condition),
         "error": error,
     }
     return row | (_figures(place, trial, options, timing) if timing else dict.fromkeys(_FIGURES))
@@ -262,7 +267,7 @@ def _nodes(condition: str, num_ranks: int) -> list[str]:
 def _impossible(condition: str, num_ranks: int, device_type: str) -> str | None:
     if condition == "slow-network" and num_ranks < 2:
         return "needs at least two ranks"
-    if condition in ("cap-22gb", "l4-share") and device_type == "cpu":
+    if condition == "cap-22gb" and device_type == "cpu":
         return "needs a GPU, whose memory can be limited"
     return None
 

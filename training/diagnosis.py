@@ -72,7 +72,7 @@ def _out_of_memory(worker: Worker, config: TrainingConfig, stage: Stage, error: 
         else f"--seq-len {config.seq_len} lower",
     ]
     if config.activation_memory == "none":
-        advice.insert(0, "--activation-memory 0.5, or full")
+        advice.insert(0, f"--activation-memory {TrainingConfig.activation_memory}, or full")
     elif config.activation_memory != "full":
         advice.insert(0, f"--activation-memory {config.activation_memory} lower, or full")
     if not config.reshard_after_forward:

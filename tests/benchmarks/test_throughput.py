@@ -10,7 +10,6 @@ import torch
 
 from benchmarks import loops, plans, ranks, throughput
 from benchmarks.loops import ACCELERATE, AWS_SAMPLE, OURS
-from training.shape import QWEN25_1_5B
 
 SMOKE = ["--device", "cpu", "--model", "tiny", "--quick", "--num-ranks", "1", "--only", "plain"]
 
@@ -113,14 +112,6 @@ def test_every_trial_can_be_built_as_a_job():
     for trials in plans.CONDITIONS.values():
         for trial in trials:
             assert trial.workload("qwen2.5-1.5b-random", "cuda").tokens_per_step > 0
-
-
-def test_the_memory_cap_of_an_l4_grows_by_what_fewer_ranks_hold_more():
-    assert plans.memory_cap_gb("plain", OURS, QWEN25_1_5B, 2) is None
-    assert plans.memory_cap_gb("cap-22gb", OURS, QWEN25_1_5B, 2) == 22
-    assert plans.memory_cap_gb("l4-share", OURS, QWEN25_1_5B, 4) == 22
-    two_ranks = plans.memory_cap_gb("l4-share", OURS, QWEN25_1_5B, 2)
-    assert two_ranks == pytest.approx(22 + 16 * 1.543714304 / 4)
 
 
 def test_the_slow_network_makes_every_rank_a_host():
