@@ -21,9 +21,16 @@ def attention_backend(shape: ModelShape, seq_len: int, device: torch.device) -> 
     Returns:
         "flash_attention", "efficient_attention", "cudnn_attention" or "math".
     """
-    query = torch.empty(
-        1, shape.num_heads, seq_len, shape.head_dim, dtype=torch.bfloat16, device=device, requires_grad=True
+    query, key = (
+        torch.empty(
+            *(1, num_heads, seq_len, shape.head_dim),
+            dtype=torch.bfloat16,
+            device=device,
+            requires_grad=True,
+        )
+        for num_heads in (shape.num_heads, shape.num_kv_heads)
     )
-    # Key and value heads are repeated to as many as there are query heads, as Transformers does by default.
-    chosen = torch._fused_sdp_choice(query, query, query, is_causal=True)
+    # Without a mask Transformers leaves fewer key and value heads to the kernel (use_gqa_in_sdpa).
+    is_grouped = shape.num_kv_heads != shape.num_heads
+    chosen = torch._fused_sdp_choice(query, key, key, is_causal=True, enable_gqa=is_grouped)
     return SDPBackend(chosen).name.lower()
