@@ -50,9 +50,9 @@ class Report:
         return cls(path, json.loads(path.read_text(encoding="utf-8")))
 
     def continued(self) -> None:
-        """Notes that another run adds to the file."""
+        """Notes that another run adds to the file, which no longer stops where it did."""
         run = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": command_line()}
-        self.note(continued=[*self._content.get("continued", []), run])
+        self.note(continued=[*self._content.get("continued", []), run], stopped=None)
 
     @property
     def rows(self) -> list[dict[str, Any]]:

@@ -167,10 +167,11 @@ def conclude(report: Report, logs: Path, world_size: int) -> list[str]:
     direct = {_trial(row): row for row in report.rows if row["network"] == DIRECT}
     for row in list(report.rows):
         row = row | _off(row, "boundary_gb", "boundary_off") | _off(row, "peak_gib", "memory_off")
-        if row["network"] == EMULATED and _trial(row) in direct:
+        if row["network"] == EMULATED and "rates" in row and _trial(row) in direct:
             row = with_predictions(row, direct[_trial(row)])
         report.put(row, KEY)
-    report.note(transport=verdicts(logs, world_size))
+    if log_files([logs]) or not report.get("transport"):  # else those of the run that is continued
+        report.note(transport=verdicts(logs, world_size))
     return [
         f"{row['network']} {row['scheme']} {row['batch_size']}x{row['seq_len']}: {field} {row[field]:+.1%}"
         for row in report.rows
