@@ -121,6 +121,22 @@ def l4_memory(path: Path) -> Path:
     return grouped(path, content, "peak_reserved_gib", "peak of reserved memory, GiB", "group", "allocator")
 
 
+def activation_memory(path: Path) -> Path:
+    """What a layer keeps and what it computes again, by setting, from everything kept to nothing."""
+    content = _read(path)
+    names = [row["activation_memory"] for row in content["rows"]]
+    figure, axis = plt.subplots(figsize=(9, 4.5))
+    for field, label in (
+        ("kept_share", "kept, of all activations"),
+        ("recomputed_share", "computed again, of a layer's FLOPs"),
+    ):
+        axis.step(names, [row[field] for row in content["rows"]], where="mid", marker="o", label=label)
+    axis.set_xlabel("activation_memory")
+    axis.set_ylabel("share")
+    axis.legend(fontsize=8)
+    return _save(figure, path, content)
+
+
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -145,6 +161,7 @@ BY_BENCHMARK = {
     "load": load,
     "two_nodes_of_four": two_nodes,
     "l4_memory": l4_memory,
+    "activation_memory": activation_memory,
 }
 
 

@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import boundary_bytes, l4_memory, load, quality, throughput, two_nodes_of_four
+from benchmarks import (
+    activation_memory,
+    boundary_bytes,
+    l4_memory,
+    load,
+    quality,
+    throughput,
+    two_nodes_of_four,
+)
 
 FOLDER = Path(__file__).parent
 README = FOLDER / "README.md"
@@ -25,6 +33,7 @@ _COLUMNS = {
     "load": load.COLUMNS,
     "two_nodes_of_four": two_nodes_of_four.COLUMNS,
     "l4_memory": l4_memory.COLUMNS,
+    "activation_memory": activation_memory.COLUMNS,
     "transport_proof": {"condition": "", "require": "", "expected": "", "as_expected": "", "seconds": ".1f"},
 }
 _SECTION = re.compile(r"(<!-- results/(\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -97,7 +97,7 @@ class TrainingConfig:
         "float32", "type in which gradients are summed across workers", ("float32", "bfloat16")
     )
     activation_memory: str = _setting(
-        "0.4", "none: keep all activations; full: recompute each layer; 0 < x < 1: compiler's budget"
+        "0.3", "none: keep all activations; full: recompute each layer; 0 < x < 1: compiler's budget"
     )
     compile: str = _setting("auto", "torch.compile each layer; auto: on CUDA only", ("auto", "on", "off"))
 

@@ -177,24 +177,60 @@ def boundary_bytes(shape: ModelShape, cluster: Cluster, sharding: Sharding) -> f
 # --- memory ---------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class BudgetStep:
+    """What the compiler makes of activation budgets up to this one, down to the next step's.
+
+    Attributes:
+        highest_budget: of the step.
+        kept_share: activations kept, 0: only each layer's input, 1: everything.
+        recomputed_share: FLOPs computed again, as a share of a layer's forward and backward.
+    """
+
+    highest_budget: float
+    kept_share: float
+    recomputed_share: float
+
+
+# A layer of Qwen2.5-1.5B under PyTorch 2.13, measured on a CPU (benchmarks/results/activation_memory.json):
+# activations are few and large, so that the compiler's choice changes in steps.
+BUDGET_STEPS = (
+    BudgetStep(0.0, 0.000, 0.235),
+    BudgetStep(0.05, 0.044, 0.218),
+    BudgetStep(0.1, 0.095, 0.199),
+    BudgetStep(0.25, 0.102, 0.196),
+    BudgetStep(0.3, 0.299, 0.120),
+    BudgetStep(0.35, 0.343, 0.104),
+    BudgetStep(0.5, 0.357, 0.098),
+    BudgetStep(0.55, 0.525, 0.034),
+    BudgetStep(0.6, 0.598, 0.006),
+    BudgetStep(0.65, 0.613, 0.000),
+    BudgetStep(0.95, 0.657, 0.000),
+    BudgetStep(1.0, 1.000, 0.000),
+)
+
+
+def budget_step(budget: float) -> BudgetStep:
+    """The step that an activation budget, 0 ... 1, belongs to."""
+    return next(step for step in BUDGET_STEPS if budget <= step.highest_budget)
+
+
 def activation_bytes_per_token(shape: ModelShape, budget: float) -> float:
     """Bytes that one token's activations hold between forward and backward in our loop.
 
     Everything kept: six hidden-size tensors (input, two norms, queries, attention output, residual), keys and
-    values, three MLP-size tensors, in bf16. Everything recomputed: each layer's input. A budget of 0.5 was
-    measured (2 x H200) at 36% of the way between them; other budgets are interpolated.
+    values, three MLP-size tensors, in bf16. Everything recomputed: each layer's input.
     """
     per_layer = 6 * shape.hidden_size + 2 * shape.kv_size + 3 * shape.intermediate_size
     everything = 2 * shape.num_layers * per_layer
     inputs_only = 2 * shape.hidden_size * (shape.num_layers + 3)
-    return inputs_only + _interpolate(budget, at_half=0.36) * (everything - inputs_only)
+    return inputs_only + budget_step(budget).kept_share * (everything - inputs_only)
 
 
-def _interpolate(budget: float, at_half: float) -> float:
-    """0 at 0, `at_half` at one half, 1 at 1; straight lines between."""
-    if budget <= 0.5:
-        return at_half * budget / 0.5
-    return at_half + (1 - at_half) * (budget - 0.5) / 0.5
+def recompute_slowdown(shape: ModelShape, seq_len: int, budget: float) -> float:
+    """Arithmetic of a step with activations recomputed, as a multiple of that without; the head has none."""
+    head_share = 6 * shape.embedding_parameters / shape.flops_per_token(seq_len)
+    return 1 + budget_step(budget).recomputed_share * (1 - head_share)
 
 
 def our_memory_bytes(

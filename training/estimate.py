@@ -83,9 +83,7 @@ def memory_warning(
 
 def _memory_remedy(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> str:
     """The setting to change, by rising cost in speed, as far as the predictor can tell."""
-    changes: list[dict[str, Any]] = []
-    if config.activation_memory != "full":
-        changes.append({"activation_memory": "full"})
+    changes: list[dict[str, Any]] = [{"activation_memory": memory} for memory in _less_memory(config)]
     changes += [{"batch_size": size} for size in range(config.batch_size - 1, 0, -1)]
     changes.append(
         {"activation_memory": "full", "batch_size": 1, "reshard_after_forward": True, "sharding": "full"}
@@ -96,6 +94,18 @@ def _memory_remedy(config: TrainingConfig, fits: Callable[[TrainingConfig], bool
         if fits(dataclasses.replace(free, **change)):
             return "use " + " ".join(_as_flag(name, value) for name, value in change.items())
     return "use shorter sequences, GPUs with more memory, or more of them"
+
+
+def _less_memory(config: TrainingConfig) -> list[str]:
+    """Values of `activation_memory` under which less is kept, the fastest first."""
+    budget = activation_budget(config.activation_memory) or 0.0
+    lower = [step for step in cost_model.BUDGET_STEPS if step.highest_budget < budget]
+    kept = cost_model.budget_step(budget).kept_share
+    return [
+        f"{step.highest_budget:g}" if step.highest_budget else "full"
+        for step in reversed(lower)
+        if step.kept_share < kept
+    ]
 
 
 def _as_flag(name: str, value: Any) -> str:

@@ -109,9 +109,7 @@ def parallelize(
             are read.
         param_dtype: type in which weights are gathered and computed with. The shards stay fp32.
     """
-    _save_activation_memory(model, effective_activation_memory(config, mesh.device_type))
-    if is_compiled(config, mesh.device_type):
-        _compile(model)
+    prepare_layers(model, config, mesh.device_type)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=getattr(torch, config.reduce_dtype))
     shard = partial(
         fully_shard, mesh=mesh, mp_policy=policy, reshard_after_forward=config.reshard_after_forward
@@ -122,6 +120,19 @@ def parallelize(
         shard(unit if len(unit) > 1 else unit[0])
     # Backward begins where forward ends, in the root: freeing its weights in between would only gather twice.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def prepare_layers(model: CausalLM, config: TrainingConfig, device_type: str) -> None:
+    """Recomputes activations and compiles, in place, as far as the configuration says so for this device.
+
+    Args:
+        model: not sharded yet.
+        config: `activation_memory` and `compile` are read.
+        device_type: "cuda" or "cpu".
+    """
+    _save_activation_memory(model, effective_activation_memory(config, device_type))
+    if is_compiled(config, device_type):
+        _compile(model)
 
 
 def is_compiled(config: TrainingConfig, device_type: str) -> bool:

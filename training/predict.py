@@ -24,7 +24,7 @@ from typing import Any
 
 from training import cost_model, hardware
 from training.config import TrainingConfig, UsageError, activation_budget, flag, from_argv, to_argv
-from training.cost_model import Cluster, Rates, StepTime
+from training.cost_model import Cluster, Rates, StepTime, recompute_slowdown
 from training.estimate import (
     AWS_SAMPLE,
     OURS,
@@ -56,8 +56,6 @@ _SAMPLE_ARGV = to_argv(
 # Whether an L4, with less memory bandwidth per FLOP and a 72 W limit, reaches the same is not known.
 _EFFICIENCY = {OURS: 0.46, AWS_SAMPLE: 0.238}
 _EFFICIENCY_SPREAD = 0.2
-# Slow-down by recomputing: 9% at a budget of 0.5 and 16% at 0, measured on 2 x NVIDIA H200 at 8 x 2048.
-_SPEED_AT_HALF_BUDGET, _SPEED_AT_FULL_RECOMPUTE = 0.91, 0.84
 # Seconds a step of 1 x 128 tokens took on 2 x NVIDIA H200, where launching kernels is all there is to do.
 _HOST_S = {OURS: 0.11, AWS_SAMPLE: 0.29}
 
@@ -155,8 +153,7 @@ def _scaled(rates: Rates, factor: float) -> Rates:
 
 def _rates(request: Request) -> Rates:
     node, loop = request.node, request.loop
-    budget = activation_budget(request.config.activation_memory) or 0.0
-    efficiency = _EFFICIENCY[loop] * (_recompute_speed(budget) if loop == OURS else 1.0)
+    efficiency = _EFFICIENCY[loop] / (_recompute_slowdown(request) if loop == OURS else 1.0)
     assumed = {
         "network_gb_per_s": node.line_rate_gbps / 8,
         "intra_gb_per_s": node.intra_gb_per_s,
@@ -167,10 +164,9 @@ def _rates(request: Request) -> Rates:
     )
 
 
-def _recompute_speed(budget: float) -> float:
-    if budget >= 0.5:
-        return _SPEED_AT_HALF_BUDGET + (1 - _SPEED_AT_HALF_BUDGET) * (budget - 0.5) / 0.5
-    return _SPEED_AT_FULL_RECOMPUTE + (_SPEED_AT_HALF_BUDGET - _SPEED_AT_FULL_RECOMPUTE) * budget / 0.5
+def _recompute_slowdown(request: Request) -> float:
+    budget = activation_budget(request.config.activation_memory) or 0.0
+    return recompute_slowdown(request.shape, request.config.seq_len, budget)
 
 
 def _assumptions(request: Request, rates: Rates) -> list[str]:

@@ -6,9 +6,19 @@ import argparse
 
 import pytest
 
-from benchmarks import boundary_bytes, cli, l4_memory, load, quality, summary, throughput, two_nodes_of_four
+from benchmarks import (
+    activation_memory,
+    boundary_bytes,
+    cli,
+    l4_memory,
+    load,
+    quality,
+    summary,
+    throughput,
+    two_nodes_of_four,
+)
 
-PROGRAMS = (boundary_bytes, l4_memory, load, quality, throughput, two_nodes_of_four)
+PROGRAMS = (activation_memory, boundary_bytes, l4_memory, load, quality, throughput, two_nodes_of_four)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

@@ -288,5 +288,5 @@ def test_a_job_that_will_not_fit_is_warned_of_with_the_setting_to_change(monkeyp
         warned[total_gib] = loop._memory_warnings(config, worker, mesh, QWEN25_1_5B)
     assert warned[140] == []
     assert "--batch-size 8 --seq-len 2048: predicted to need" in warned[22][0]
-    assert "use --activation-memory full" in warned[22][0]
+    assert "use --activation-memory 0.25" in warned[22][0]
     assert caplog.messages == warned[22]

@@ -168,8 +168,8 @@ def test_the_default_settings_fit_an_l4_and_get_no_warning(capsys):
 def test_a_job_that_does_not_fit_is_warned_with_a_setting_that_does(capsys):
     arguments = ["--batch-size", "8", "--activation-memory", "none"]
     (warning,) = predicted(capsys, *arguments)["warnings"]
-    assert "will not fit" in warning and "use --activation-memory full" in warning
-    assert predicted(capsys, "--batch-size", "8", "--activation-memory", "full")["warnings"] == []
+    assert "will not fit" in warning and warning.endswith("use --activation-memory 0.25")
+    assert predicted(capsys, "--batch-size", "8", "--activation-memory", "0.25")["warnings"] == []
 
 
 def test_a_job_with_little_room_left_is_warned_before_it_fails(capsys):
