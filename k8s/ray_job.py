@@ -65,7 +65,7 @@ def ray_job(settings: Settings, *, digest: str, working_dir: str, storage_path: 
             "runtimeEnvYAML": yaml.safe_dump({"working_dir": working_dir}),
             # Counts from the start, waiting for the RayCluster included; without it, a cluster that never
             # comes leaves the job in `Initializing` for ever. Past it KubeRay calls the job failed but does
-            # not stop it on a selected cluster: deleting the RayJob does (its finalizer stops the Ray job).
+            # not stop it on a selected cluster: the run ends itself, once it has taken as long (--max-run-s).
             "activeDeadlineSeconds": settings.ray.job_deadline_s,
             "submitterPodTemplate": _submitter(settings),
         },

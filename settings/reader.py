@@ -24,7 +24,14 @@ from settings.model import (
 from training.config import Problem, TrainingConfig, find_problems
 
 # Fields of the job that the app decides itself: they are not settings.
-_DERIVED_TRAINING_FIELDS = {"storage_path", "run_name", "device", "instance_type", "nccl_log_dir"}
+_DERIVED_TRAINING_FIELDS = {
+    "storage_path",
+    "run_name",
+    "device",
+    "instance_type",
+    "nccl_log_dir",
+    "max_run_s",
+}
 
 
 class SettingsError(ValueError):
@@ -95,12 +102,16 @@ def _assemble(values: dict[str, Any]) -> Settings:
     slices = {}
     for slice_name, slice_type in _SLICES.items():
         names = _field_types(slice_type).keys() - _DERIVED_TRAINING_FIELDS
-        derived = {"instance_type": values["gpu_instance_type"]} if slice_type is TrainingConfig else {}
+        derived = _derived_training_fields(values) if slice_type is TrainingConfig else {}
         slices[slice_name] = slice_type(**{name: values[name] for name in names}, **derived)
     # Said out loud on the command line: a job that starts before all nodes are there waits for them.
     job = slices["job"]
     slices["job"] = dataclasses.replace(job, num_workers=job.num_workers or slices["nodes"].num_gpus)
     return Settings(prefix=values["prefix"], **slices)
+
+
+def _derived_training_fields(values: dict[str, Any]) -> dict[str, Any]:
+    return {"instance_type": values["gpu_instance_type"], "max_run_s": values["job_deadline_s"]}
 
 
 def _problem_line(problem: Problem) -> str:

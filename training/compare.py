@@ -28,6 +28,7 @@ from training.compare_runs import RunFailure, run_training
 from training.compare_stats import METRICS, compare, table
 from training.config import TrainingConfig, UsageError, from_argv
 from training.storage import STORAGE_ERRORS, absolute, is_uri, locate, one_line
+from training.time_limit import TimeLimit
 
 
 @dataclass(frozen=True)
@@ -220,14 +221,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     comparison = Comparison(options.ab, options.repeats, job, workloads)
     code = 0
+    limit = TimeLimit(_max_run_s(comparison))
     try:
-        carry_out(comparison, options.json)
+        with limit:
+            carry_out(comparison, options.json)
     except RunFailure as error:
         print(f"error: {error}", file=sys.stderr)
         code = 1
     except KeyboardInterrupt:
-        print("error: interrupted; results so far are kept", file=sys.stderr)
-        code = 130
+        print(f"error: {comparison.failure}; results so far are kept", file=sys.stderr)
+        code = 1 if limit.is_over else 130
     print(table(comparison.results(), [arm.name for arm in comparison.arms]))
     try:
         if options.png and comparison.runs:
@@ -236,6 +239,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return code or 1
     return code
+
+
+def _max_run_s(comparison: Comparison) -> int:
+    """What one run may take is what all of them may: they are one RayJob, with one deadline."""
+    _, workload, arm = comparison.schedule()[0]
+    return from_argv([*comparison.job, *WORKLOADS[workload], *arm.argv], prog="JOB").max_run_s
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

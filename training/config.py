@@ -126,6 +126,7 @@ class TrainingConfig:
     # Where results go
     storage_path: str = _setting("/tmp/ray-train", "folder or s3:// prefix for step records and the summary")
     run_name: str = _setting("", "name of this run under the storage path; empty: date and time")
+    max_run_s: int = _setting(0, "end the run, as failed, once it has taken this long; 0: no limit")
     untimed_steps: int = _setting(3, "first steps left out of throughput figures (compilation, allocation)")
 
     def __post_init__(self) -> None:
@@ -309,7 +310,7 @@ def find_problems(values: Mapping[str, Any]) -> list[Problem]:
             check(field.name, choices.__contains__, f"use one of {', '.join(choices)}")
     for name in ("steps", "batch_size", "seq_len", "gradient_accumulation", "layers_per_unit"):
         check(name, lambda number: number >= 1, "must be at least 1")
-    for name in ("num_workers", "warmup_steps", "untimed_steps", "seed", "global_batch_size"):
+    for name in ("num_workers", "warmup_steps", "untimed_steps", "max_run_s", "seed", "global_batch_size"):
         check(name, lambda number: number >= 0, "must not be negative")
     for name in ("weight_decay", "max_grad_norm"):
         check(name, lambda number: math.isfinite(number) and number >= 0, "must be a number, 0 or more")

@@ -24,6 +24,7 @@ from training.errors import JobError, TransportError
 from training.progress import Progress
 from training.records import SUMMARY_MARK, RunFolder, Status
 from training.storage import STORAGE_ERRORS, absolute, one_line
+from training.time_limit import TimeLimit
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ def _run(config: TrainingConfig) -> int:
 
 def _attempt(config: TrainingConfig, folder: RunFolder, cluster: ExitStack) -> Outcome:
     progress = Progress(config.steps)
+    limit = TimeLimit(config.max_run_s)
 
     def on_record(record: dict[str, Any]) -> None:
         folder.add(record)
@@ -108,10 +110,13 @@ def _attempt(config: TrainingConfig, folder: RunFolder, cluster: ExitStack) -> O
 
         cluster.enter_context(ray_cluster.connected(config))
         _interrupt_on_sigterm()  # ray.init has put a handler of its own there
-        num_workers = ray_cluster.num_workers_with_room(config)
-        config = _with_workers(config, num_workers)
-        return Outcome("succeeded", 0, result=ray_trainer.train(config, num_workers, on_record))
+        with limit:
+            num_workers = ray_cluster.num_workers_with_room(config)
+            config = _with_workers(config, num_workers)
+            return Outcome("succeeded", 0, result=ray_trainer.train(config, num_workers, on_record))
     except KeyboardInterrupt:
+        if limit.is_over:
+            return Outcome("failed", 1, [limit.message])
         return Outcome("interrupted", 130, ["interrupted; stopping the workers"])
     except UsageError as error:
         return Outcome("failed", 2, error.problems)

@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from ray.dashboard.modules.job.cli import submit
 
-from k8s.ray_job import entrypoint, job_name, ray_job
+from k8s.ray_job import command, entrypoint, job_name, ray_job
 from training.config import TrainingConfig, from_argv
 
 COMMAND = ["python", "-m", "training.run"]
@@ -117,6 +117,8 @@ def test_the_job_runs_on_the_cluster_of_the_same_settings(job, cluster):
 
 def test_the_deadline_is_the_settings(make_settings):
     settings = make_settings(job_deadline_s=1234)
+    # KubeRay leaves a run on a selected cluster alone past the deadline: it has to end itself.
+    assert from_argv(command(settings, run_name="x", storage_path="s3://b/p")[3:]).max_run_s == 1234
     job = ray_job(settings, digest="a" * 10, working_dir="s3://a/b.zip", storage_path="s3://c")
     assert job["spec"]["activeDeadlineSeconds"] == 1234
 

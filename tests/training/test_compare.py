@@ -186,6 +186,23 @@ def test_an_interruption_ends_the_run_too_and_keeps_the_rest(fake_run, how):
     assert (result["failure"], len(result["runs"])) == ("interrupted", 1)
 
 
+def test_a_comparison_has_no_more_time_than_one_run(fake_run):
+    folder = fake_run(_1="hang")
+    program = (
+        "import sys; from training import compare, compare_runs;"
+        f"compare_runs.COMMAND = (sys.executable, {str(folder / 'run.py')!r});"
+        "sys.exit(compare.main(sys.argv[1:]))"
+    )
+    options = ["--workload", "sample", "--json", str(folder / "result.json")]
+    arguments = [sys.executable, "-c", program, *options, "--", *JOB, "--max-run-s", "8"]
+    done = subprocess.run(arguments, cwd=ROOT, text=True, capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert "error: the run was ended after --max-run-s 8." in done.stderr
+    assert (folder / "ended").read_text() == "by SIGINT"
+    result = json.loads((folder / "result.json").read_text())
+    assert result["failure"].startswith("the run was ended after") and len(result["runs"]) == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
