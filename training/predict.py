@@ -189,7 +189,7 @@ def _assumptions(request: Request, rates: Rates) -> list[str]:
         ),
         f"the shorter of arithmetic and communication hides by {cost_model.OVERLAP:.0%}",
         "memory: formula fitted to Qwen2.5-1.5B on 2 x NVIDIA H200; allocated bytes, without fragmentation",
-        "activation_memory: what PyTorch 2.13 keeps and recomputes of a layer of Qwen2.5-1.5B, counted on a CPU",
+        "activations: what PyTorch 2.13 keeps and recomputes of a layer of Qwen2.5-1.5B, counted on a CPU",
     ]
 
 
