@@ -43,7 +43,8 @@ class TimeLimit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.alarm(0)
+        if self._max_run_s:
+            signal.alarm(0)
 
     def _end(self, *_: Any) -> None:
         self.is_over = True

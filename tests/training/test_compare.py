@@ -165,40 +165,45 @@ def test_an_address_that_cannot_be_written_is_said_before_the_first_run(fake_run
     assert not (folder / "calls.jsonl").exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_ends_the_run_too_and_keeps_the_rest(fake_run, how):
-    folder = fake_run(_1="hang")
+def _signalled(folder, how, *arguments):
+    """Sends a signal once the second run hangs; returns the comparison's process, ended, and what it said."""
     program = (
         "import sys; from training import compare, compare_runs;"
         f"compare_runs.COMMAND = (sys.executable, {str(folder / 'run.py')!r});"
         "sys.exit(compare.main(sys.argv[1:]))"
     )
     options = ["--workload", "sample", "--json", str(folder / "result.json")]
-    process = subprocess.Popen([sys.executable, "-c", program, *options, "--", *JOB], cwd=ROOT, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *options, "--", *JOB, *arguments],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while not ((folder / "hangs").exists() and (folder / "hangs").read_text()):
         assert process.poll() is None
     process.send_signal(how)
-    assert process.wait(60) == 130
+    said = process.communicate(timeout=60)[1]
     assert (folder / "ended").read_text() == "by SIGINT"
     with pytest.raises(ProcessLookupError):
         os.kill(int((folder / "hangs").read_text()), 0)
+    return process, said
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_the_run_too_and_keeps_the_rest(fake_run, how):
+    folder = fake_run(_1="hang")
+    process, said = _signalled(folder, how)
+    assert process.returncode == 130
+    assert "error: interrupted; results so far are kept" in said
     result = json.loads((folder / "result.json").read_text())
     assert (result["failure"], len(result["runs"])) == ("interrupted", 1)
 
 
 def test_a_comparison_has_no_more_time_than_one_run(fake_run):
     folder = fake_run(_1="hang")
-    program = (
-        "import sys; from training import compare, compare_runs;"
-        f"compare_runs.COMMAND = (sys.executable, {str(folder / 'run.py')!r});"
-        "sys.exit(compare.main(sys.argv[1:]))"
-    )
-    options = ["--workload", "sample", "--json", str(folder / "result.json")]
-    arguments = [sys.executable, "-c", program, *options, "--", *JOB, "--max-run-s", "8"]
-    done = subprocess.run(arguments, cwd=ROOT, text=True, capture_output=True, timeout=60)
-    assert done.returncode == 1
-    assert "error: the run was ended after --max-run-s 8." in done.stderr
-    assert (folder / "ended").read_text() == "by SIGINT"
+    process, said = _signalled(folder, signal.SIGALRM, "--max-run-s", "600")  # as once the time is over
+    assert process.returncode == 1
+    assert "error: the run was ended after --max-run-s 600." in said
     result = json.loads((folder / "result.json").read_text())
     assert result["failure"].startswith("the run was ended after") and len(result["runs"]) == 1
 

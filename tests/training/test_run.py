@@ -241,7 +241,7 @@ def test_an_interrupted_run_says_so_and_leaves_no_process(own_data: dict[str, st
 def test_a_run_that_takes_too_long_ends_as_failed_and_leaves_no_process(
     own_data: dict[str, str], tmp_path: Path
 ) -> None:
-    arguments = ["--data", "python:own_data:slow", "--steps", "1000", "--max-run-s", "12"]
+    arguments = ["--data", "python:own_data:slow", "--steps", "1000", "--max-run-s", "600"]
     process = subprocess.Popen(
         command(*arguments, "--storage-path", str(tmp_path), "--run-name", "long"),
         cwd=ROOT,
@@ -253,9 +253,10 @@ def test_a_run_that_takes_too_long_ends_as_failed_and_leaves_no_process(
     lines = iter(process.stdout.readline, "")
     assert any(line.startswith("step ") for line in lines)
     children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGALRM)  # what the process gets once the time is over
     rest = process.stdout.read()
     assert process.wait(timeout=60) == 1, rest
-    assert "error: the run was ended after --max-run-s 12. Allow it more time" in rest
+    assert "error: the run was ended after --max-run-s 600. Allow it more time" in rest
     assert psutil.wait_procs(children, timeout=30)[1] == []
     summary = json.loads((tmp_path / "long/summary.json").read_text())
     assert summary["status"] == "failed" and summary["error"].startswith("the run was ended after")
