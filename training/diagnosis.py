@@ -21,7 +21,7 @@ from training.errors import JobError
 from training.worker import Worker
 
 WORKER_ENVIRONMENT = {
-    # Segments that grow: without, what a step allocates after the other leaves gaps of a tenth of the memory.
+    # Segments that grow: between those of fixed sizes, gaps are left that the next allocation cannot use.
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     # Compare ranks when a collective times out, and name those that lag behind.
     "TORCH_NCCL_DESYNC_DEBUG": "1",

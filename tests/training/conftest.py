@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+
+from tests.training.job import OWN_DATA
 
 
 @pytest.fixture
@@ -30,3 +33,9 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     boto3.client("s3").create_bucket(Bucket=bucket, CreateBucketConfiguration=where)
     yield f"s3://{bucket}/runs"
     server.stop()
+
+
+@pytest.fixture
+def own_data(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "own_data.py").write_text(OWN_DATA)
+    return {"PYTHONPATH": str(tmp_path)}

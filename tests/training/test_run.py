@@ -6,85 +6,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from ray.train.v2.api.exceptions import WorkerGroupError
 
+from tests.training.job import OWN_DATA, ROOT, command, environment, printed_summary, run
 from training.config import UsageError
 from training.errors import DataError
 from training.ray_trainer import worker_failure
-from training.records import SUMMARY_MARK
 from training.run import main
 
-ROOT = Path(__file__).parents[2]
 TEXT = "The quick brown fox jumps over the lazy dog. " * 400
-
-# Data sets of a user's own, which do to a worker what the tests need done.
-OWN_DATA = """
-import dataclasses, os, time
-from training import data
-from training.errors import DataError
-
-def good(config, *arguments):
-    return data.batches(dataclasses.replace(config, data=""), *arguments)
-
-def unreadable(config, vocab_size, rank, *rest):
-    if rank == 1:
-        raise DataError("shard-1.parquet: cannot be read")
-    return good(config, vocab_size, rank, *rest)
-
-def deadly(config, vocab_size, rank, *rest):
-    yield next(good(config, vocab_size, rank, *rest))
-    if rank == 1:
-        os._exit(3)
-    yield from good(config, vocab_size, rank, *rest)
-
-def slow(config, *arguments):
-    for batch in good(config, *arguments):
-        yield batch
-        time.sleep(0.2)
-"""
-
-
-def environment(**changes: str) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "HF_TOKEN")}
-    return own | {"HF_ENDPOINT": "http://127.0.0.1:1", "RAY_USAGE_STATS_ENABLED": "0"} | changes
-
-
-def command(*arguments: str) -> list[str]:
-    defaults = "--model tiny --device cpu --num-workers 2 --steps 6 --batch-size 2 --seq-len 32"
-    return [
-        sys.executable,
-        "-m",
-        "training.run",
-        *defaults.split(),
-        "--gradient-accumulation",
-        "1",
-        "--learning-rate",
-        "0.01",
-        *arguments,
-    ]
-
-
-def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        cwd=ROOT,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-
-
-def printed_summary(done: subprocess.CompletedProcess[str]) -> dict:
-    last = done.stdout.strip().splitlines()[-1]
-    assert last.startswith(SUMMARY_MARK), done.stdout + done.stderr
-    return json.loads(last.removeprefix(SUMMARY_MARK))
 
 
 @pytest.fixture
@@ -92,12 +26,6 @@ def text(tmp_path: Path) -> str:
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     return str(path)
-
-
-@pytest.fixture
-def own_data(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "own_data.py").write_text(OWN_DATA)
-    return {"PYTHONPATH": str(tmp_path)}
 
 
 @pytest.fixture(scope="module")
@@ -201,66 +129,6 @@ def test_a_cluster_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "error: the Ray cluster at RAY_ADDRESS=127.0.0.1:1 does not answer: " in done.stderr
     assert "Traceback" not in done.stderr
-
-
-# --- interrupted --------------------------------------------------------------------------------------------
-
-
-def test_an_interrupted_run_says_so_and_leaves_no_process(own_data: dict[str, str], tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command(
-            "--data",
-            "python:own_data:slow",
-            "--steps",
-            "1000",
-            "--storage-path",
-            str(tmp_path),
-            "--run-name",
-            "cut",
-        ),
-        cwd=ROOT,
-        env=environment(**own_data),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    lines = iter(process.stdout.readline, "")
-    assert any(line.startswith("step 1") or line.startswith("step    1") for line in lines)
-    children = psutil.Process(process.pid).children(recursive=True)
-    group = os.getpgid(process.pid)
-    process.send_signal(signal.SIGINT)
-    rest = process.stdout.read()
-    assert process.wait(timeout=60) == 130, rest
-    assert len(children) > 3
-    assert psutil.wait_procs(children, timeout=30)[1] == []
-    assert group == os.getpgrp(), "Ctrl-C in a terminal would not have reached it"
-    assert json.loads((tmp_path / "cut/summary.json").read_text())["status"] == "interrupted"
-    assert len((tmp_path / "cut/steps.jsonl").read_text().splitlines()) >= 1
-
-
-def test_a_run_that_takes_too_long_ends_as_failed_and_leaves_no_process(
-    own_data: dict[str, str], tmp_path: Path
-) -> None:
-    arguments = ["--data", "python:own_data:slow", "--steps", "1000", "--max-run-s", "600"]
-    process = subprocess.Popen(
-        command(*arguments, "--storage-path", str(tmp_path), "--run-name", "long"),
-        cwd=ROOT,
-        env=environment(**own_data),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    lines = iter(process.stdout.readline, "")
-    assert any(line.startswith("step ") for line in lines)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGALRM)  # what the process gets once the time is over
-    rest = process.stdout.read()
-    assert process.wait(timeout=60) == 1, rest
-    assert "error: the run was ended after --max-run-s 600. Allow it more time" in rest
-    assert psutil.wait_procs(children, timeout=30)[1] == []
-    summary = json.loads((tmp_path / "long/summary.json").read_text())
-    assert summary["status"] == "failed" and summary["error"].startswith("the run was ended after")
-    assert len((tmp_path / "long/steps.jsonl").read_text().splitlines()) >= 1
 
 
 # --- arguments that cannot work -----------------------------------------------------------------------------
