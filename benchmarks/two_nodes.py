@@ -92,7 +92,7 @@ def run_network(place: Place, network: str, options: Options) -> None:
                     report, stopped=f"time was up before {network} {scheme.label} {setting[0]}x{setting[1]}"
                 )
                 return
-            # Its rate drifts by a fifth within minutes: each trial is predicted from what it was around it.
+            # A rate from the start of the run did not predict trials minutes later: measured around each.
             before = _network_rates(place, replicate)
             row = _run_trial(place, network, scheme, setting, options)
             clear(place.device)
