@@ -93,10 +93,25 @@ def _is_timeout(error: RuntimeError) -> bool:
 
 def _timed_out(worker: Worker, config: TrainingConfig, stage: Stage, error: RuntimeError) -> str:
     reason = str(error).partition("\n")[0]
+    said = did_not_finish(worker, config, stage, _collective(error), _GRACE_S)
+    return f"{said} The process group says: {reason}"
+
+
+def did_not_finish(
+    worker: Worker, config: TrainingConfig, stage: Stage, collective: str, grace_s: float
+) -> str:
+    """What a rank says of a collective that exceeded its timeout: where it waited, and for whom.
+
+    Args:
+        worker: this rank.
+        config: whose timeout is named.
+        stage: where it waited.
+        collective: what it waited in.
+        grace_s: how long other ranks may take to find the same.
+    """
     return (
-        f"rank {worker.rank} on {worker.node}: {_collective(error)} in {stage.name} did not finish within "
-        f"--collective-timeout-s {config.collective_timeout_s}. {who_is_missing(worker, stage, _GRACE_S)} "
-        f"The process group says: {reason}"
+        f"rank {worker.rank} on {worker.node}: {collective} in {stage.name} did not finish within "
+        f"--collective-timeout-s {config.collective_timeout_s}. {_who_is_missing(worker, stage, grace_s)}"
     )
 
 
@@ -110,17 +125,8 @@ def _collective(error: RuntimeError) -> str:
     return calls[-1] if calls else "a collective"
 
 
-def who_is_missing(worker: Worker, stage: Stage, grace_s: float) -> str:
-    """Ranks tell each other through the job's store where they waited; one that hangs says nothing.
-
-    Args:
-        worker: this rank, whose collective has timed out.
-        stage: where it waited.
-        grace_s: how long other ranks may take to find the same.
-
-    Returns:
-        A sentence that names the ranks that did not wait in any collective.
-    """
+def _who_is_missing(worker: Worker, stage: Stage, grace_s: float) -> str:
+    """Ranks tell each other through the job's store where they waited; one that hangs says nothing."""
     try:
         store = dist.PrefixStore("timed-out/", dist.distributed_c10d._get_default_store())
         store.set(str(worker.rank), stage.name)

@@ -18,7 +18,7 @@ from typing import Any
 from torch._C import _distributed_c10d
 
 from training.config import TrainingConfig
-from training.diagnosis import Stage, who_is_missing
+from training.diagnosis import Stage, did_not_finish
 from training.worker import Worker
 
 # Together well below the time for which the watchdog waits (diagnosis.WORKER_ENVIRONMENT).
@@ -70,15 +70,8 @@ def watched(worker: Worker, config: TrainingConfig, stage: Stage) -> Iterator[No
 def _watch(worker: Worker, config: TrainingConfig, stage: Stage, ended: threading.Event) -> None:
     while not ended.wait(_POLL_S):
         if (collective := overdue()) is not None:
-            worker.say_last(_message(worker, config, stage, collective))
+            worker.say_last(did_not_finish(worker, config, stage, str(collective), _GRACE_S))
             return
-
-
-def _message(worker: Worker, config: TrainingConfig, stage: Stage, collective: Collective) -> str:
-    return (
-        f"rank {worker.rank} on {worker.node}: {collective} did not finish within --collective-timeout-s "
-        f"{config.collective_timeout_s}, in {stage.name}. {who_is_missing(worker, stage, _GRACE_S)}"
-    )
 
 
 def overdue() -> Collective | None:

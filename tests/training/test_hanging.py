@@ -41,8 +41,8 @@ def test_the_collective_and_the_ranks_that_did_not_come_are_named():
     assert late == []
     for rank, said in ((0, first), (2, last)):
         assert said == [
-            f"rank {rank} on node: gloo:all_reduce of [[5]] in group default_pg did not finish within "
-            "--collective-timeout-s 60, in step 4. "
+            f"rank {rank} on node: gloo:all_reduce of [[5]] in group default_pg in step 4 did not finish "
+            "within --collective-timeout-s 60. "
             "Still somewhere else, and the ones to look at: rank 1."
         ]
 
