@@ -23,10 +23,7 @@ def attention_backend(shape: ModelShape, seq_len: int, device: torch.device) -> 
     """
     query, key = (
         torch.empty(
-            *(1, num_heads, seq_len, shape.head_dim),
-            dtype=torch.bfloat16,
-            device=device,
-            requires_grad=True,
+            (1, num_heads, seq_len, shape.head_dim), dtype=torch.bfloat16, device=device, requires_grad=True
         )
         for num_heads in (shape.num_heads, shape.num_kv_heads)
     )

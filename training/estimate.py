@@ -29,9 +29,13 @@ def _trained_shape(shape: ModelShape, loop: str) -> ModelShape:
 
 def load_of(config: TrainingConfig, world_size: int) -> Load:
     """What one rank computes per optimizer step under `config`."""
+    return Load(config.batch_size, config.seq_len, config.num_micro_batches(world_size), _budget(config))
+
+
+def _budget(config: TrainingConfig) -> float:
     budget = activation_budget(config.activation_memory)
     assert budget is not None  # TrainingConfig has refused what cannot be read
-    return Load(config.batch_size, config.seq_len, config.num_micro_batches(world_size), budget)
+    return budget
 
 
 def memory_gib(config: TrainingConfig, shape: ModelShape, cluster: Cluster, loop: str = OURS) -> float:
@@ -98,14 +102,8 @@ def _memory_remedy(config: TrainingConfig, fits: Callable[[TrainingConfig], bool
 
 def _less_memory(config: TrainingConfig) -> list[str]:
     """Values of `activation_memory` under which less is kept, the fastest first."""
-    budget = activation_budget(config.activation_memory) or 0.0
-    lower = [step for step in cost_model.BUDGET_STEPS if step.highest_budget < budget]
-    kept = cost_model.budget_step(budget).kept_share
-    return [
-        f"{step.highest_budget:g}" if step.highest_budget else "full"
-        for step in reversed(lower)
-        if step.kept_share < kept
-    ]
+    lower = [step.highest_budget for step in cost_model.BUDGET_STEPS if step.highest_budget < _budget(config)]
+    return [f"{budget:g}" if budget else "full" for budget in reversed(lower)]
 
 
 def _as_flag(name: str, value: Any) -> str:
