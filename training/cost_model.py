@@ -240,7 +240,7 @@ def our_memory_bytes(
 
     fp32 weights and two Adam moments (12 bytes) sharded; gathered bf16 weights; the loss' fp32 and bf16
     gradient of the head and one chunk of fp32 logits with their bf16 gradient; activations. With accumulation
-    also the sharded fp32 gradients of earlier micro-batches and one unsharded one of the embedding.
+    also the sharded fp32 gradients of earlier micro-batches.
     """
     shards = cluster.gpus_per_node if hybrid else cluster.num_gpus
     parameters = shape.num_parameters()
@@ -252,7 +252,7 @@ def our_memory_bytes(
     logits = 6 * shape.vocab_size * min(LOGITS_CHUNK_TOKENS, load.micro_batch_tokens)
     peak = 12 * parameters / shards + 2 * gathered + 6 * embedding + logits + _WORKSPACE_BYTES
     if load.num_micro_batches > 1:
-        peak += 4 * parameters / shards + 4 * embedding
+        peak += 4 * parameters / shards
     return peak + load.micro_batch_tokens * activation_bytes_per_token(shape, load.activation_budget)
 
 

@@ -120,6 +120,28 @@ def parallelize(
         shard(unit if len(unit) > 1 else unit[0])
     # Backward begins where forward ends, in the root: freeing its weights in between would only gather twice.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    layers[-1].register_forward_hook(lambda *_: _free_reduced_gradients(model))
+
+
+def _free_reduced_gradients(model: nn.Module) -> None:
+    """Gives back the unsharded gradient that the micro-batch before reduced last: the embedding's, in fp32.
+
+    FSDP keeps the input of a reduce-scatter until it needs the next one's. Between micro-batches that is a
+    whole forward later, past the step's peak of memory at the loss. By the end of the layers it has long been
+    sent: to wait for it there costs nothing, where to wait for it between micro-batches would leave the GPU
+    idle. FSDP has no public call for this (`_root_post_backward_final_callback` in
+    torch.distributed.fsdp._fully_shard does the same after a step's last micro-batch).
+    """
+    state = model._get_fsdp_state()
+    context, stream = state._comm_ctx, state._device_handle.current_stream()
+    if hasattr(context, "reduce_scatter_states"):
+        inputs = list(context.reduce_scatter_states)
+        context.reduce_scatter_states.clear()
+    else:  # before PyTorch 2.13
+        inputs, context.reduce_scatter_state = [context.reduce_scatter_state], None
+    for each in inputs:
+        if each is not None and each.event is not None:
+            stream.wait_event(each.event)
 
 
 def prepare_layers(model: CausalLM, config: TrainingConfig, device_type: str) -> None:

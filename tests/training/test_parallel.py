@@ -3,6 +3,7 @@ from collections import Counter
 import pytest
 import torch
 from torch.distributed import ProcessGroup, get_process_group_ranks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.engine import (
@@ -183,3 +184,41 @@ def test_accumulation_crosses_nodes_once_a_step_and_gathers_weights_once():
         ("allreduce_", *across): num_units,
     }
     assert four_times == once | {("_reduce_scatter_base_", *in_node): 4 * num_units}
+
+
+class _ReduceScatterInputs(TorchDispatchMode):
+    """Remembers what was reduce-scattered, without keeping it."""
+
+    def __init__(self):
+        super().__init__()
+        self.storages = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation._schema.name == "c10d::_reduce_scatter_base_":
+            self.storages.append(StorageWeakRef(args[1].untyped_storage()))
+        return operation(*args, **(kwargs or {}))
+
+
+def _kept_until_the_loss(worker, nodes, config):
+    """For each micro-batch of a step, how many inputs of reduce-scatters exist when its loss is formed."""
+    model = tiny_model(worker, nodes, config)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept, inputs = [], _ReduceScatterInputs()
+
+    def count(*_):
+        kept.append(sum(not storage.expired() for storage in inputs.storages))
+
+    model.last_norm.register_forward_hook(count)
+    with inputs:
+        train_step(model, sgd, micro_batches(3), config)
+    return kept, len(inputs.storages)
+
+
+@pytest.mark.parametrize("sharding", ["hybrid", "full"])
+@pytest.mark.parametrize("layers_per_unit", [1, 3])
+def test_no_unsharded_gradient_outlives_the_layers_of_the_next_micro_batch(sharding, layers_per_unit):
+    config = configured(sharding=sharding, layers_per_unit=layers_per_unit)
+    num_units = -(-4 // layers_per_unit) + 1
+    for kept, num_reduced in run_ranks(_kept_until_the_loss, 4, TWO_BY_TWO, config, nodes=TWO_BY_TWO):
+        assert kept == [0, 0, 0]
+        assert num_reduced == 3 * num_units
