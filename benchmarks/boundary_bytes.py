@@ -1,11 +1,11 @@
 """Bytes that really cross a node boundary per optimizer step, counted by the kernel, against theory.
 
     sudo python -m benchmarks.boundary_bytes --out benchmarks/results/boundary_bytes_gloo.json
-    python -m benchmarks.boundary_bytes --transport nccl --model qwen2.5-1.5b-random --out nccl.json
+    sudo python -m benchmarks.boundary_bytes --transport nccl --out nccl.json
 
-With gloo, hosts are network namespaces, and the counter is that of each host's veth interface. With NCCL,
-hosts are groups of GPUs that NCCL is told to treat as hosts (NCCL_HOSTID); they talk TCP over the loopback
-interface, whose counter is shared out evenly.
+Hosts are network namespaces, and the counter is that of each host's veth interface. Ranks of NCCL may share
+GPUs, however few there are; NCCL then sends between all of them over the network stack, and what stays inside
+a namespace is not counted.
 
 gloo has no ring reduce-scatter of its own: PyTorch makes it an all-reduce and drops the rest, so that it
 sends twice what a ring (and NCCL) needs. The result file has both expectations: `ring_gb` for a ring, and
@@ -20,8 +20,10 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +50,10 @@ COLUMNS = {
     "ring_gb": ".5f",
 }
 TOLERANCE = 0.02
-# Small collectives go by NCCL's LL protocol, which sends a flag with every 4 bytes: only with a model whose
-# messages are large are the bytes counted those of the data.
-_MODELS = {"gloo": "small", "nccl": "qwen2.5-1.5b-random"}
+# Small messages go by NCCL's LL protocol, which sends a flag with every 4 bytes. A small model's would be
+# counted with their flags: they are sent by the protocol of large messages, as those of a real model are.
+_SMALL, _SMALL_PROTOCOL = "small", {"NCCL_PROTO": "Simple"}
+_MODELS = {"gloo": _SMALL, "nccl": "qwen2.5-1.5b-random"}
 TIMEOUT_S = 900
 
 
@@ -82,8 +85,7 @@ class Options:
     """What every rank needs to know.
 
     Attributes:
-        interface: whose counter is read.
-        nodes_per_counter: nodes whose traffic one counter sees: 1 for a host's veth, all for loopback.
+        stop_at: `time.time()` after which no scheme begins.
     """
 
     out: Path
@@ -92,22 +94,25 @@ class Options:
     schemes: tuple[str, ...]
     accumulations: tuple[int, ...]
     num_steps: int
-    interface: str
-    nodes_per_counter: int
+    stop_at: float
 
 
 def count_all(place: Place, options: Options) -> None:
     """Every rank's part; rank 0 writes the result file."""
     report = Report.resume(options.out) if place.rank == 0 else None
-    for scheme in (scheme for scheme in SCHEMES if scheme.label in options.schemes):
-        for k in options.accumulations:
-            workload = _workload(scheme, k, options, place)
-            measured = _count(place, scheme, workload, options)
-            clear(place.device)
+    schemes = [scheme for scheme in SCHEMES if scheme.label in options.schemes]
+    for k, scheme in product(options.accumulations, schemes):
+        if ranks.agree("time is up" if time.time() > options.stop_at else None):
             if report:
-                row = _row(place, scheme, workload, options, measured)
-                report.put(row, KEY)
-                print(f"{scheme.label}, k={k}: {row['measured_gb']:.5f} GB, {row['off']:+.2%}", flush=True)
+                report.note(stopped=f"time was up before {scheme.label}, k={k}")
+            return
+        workload = _workload(scheme, k, options, place)
+        measured = _count(place, scheme, workload, options)
+        clear(place.device)
+        if report:
+            row = _row(place, scheme, workload, options, measured)
+            report.put(row, KEY)
+            print(f"{scheme.label}, k={k}: {row['measured_gb']:.5f} GB, {row['off']:+.2%}", flush=True)
 
 
 def _workload(scheme: Scheme, k: int, options: Options, place: Place) -> Workload:
@@ -135,22 +140,22 @@ def _count(place: Place, scheme: Scheme, workload: Workload, options: Options) -
     step()  # the first creates communicators
     counts = []
     for _ in range(options.num_steps):
-        before = _read_counter(place, options.interface)
+        before = _read_counter(place)
         step()
-        counts.append(_read_counter(place, options.interface) - before)
+        counts.append(_read_counter(place) - before)
     of_ranks = [None] * place.world_size
     dist.all_gather_object(of_ranks, counts)
     by_node = dict(zip(place.nodes, of_ranks, strict=True))  # ranks of one node read the same counter
     of_steps = [statistics.mean(step_counts) for step_counts in zip(*by_node.values(), strict=True)]
-    return statistics.median(of_steps) / options.nodes_per_counter
+    return statistics.median(of_steps)
 
 
-def _read_counter(place: Place, interface: str) -> int:
+def _read_counter(place: Place) -> int:
     """The counter at a moment when no rank is sending."""
     if place.device.type == "cuda":
         torch.cuda.synchronize(place.device)
     dist.barrier()
-    now = bytes_sent(interface)
+    now = bytes_sent(INTERFACE)
     dist.barrier()
     return now
 
@@ -191,57 +196,57 @@ def _gloo_extra_gb(scheme: Scheme, workload: Workload, shape: ModelShape, cluste
 def _parser() -> argparse.ArgumentParser:
     parser = cli.parser("boundary_bytes", __doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="result file (JSON)")
-    parser.add_argument("--transport", choices=("gloo", "nccl"), default="gloo", help="and so CPU or GPUs")
+    parser.add_argument("--transport", choices=_MODELS, default="gloo", help="and so CPU or GPUs")
     parser.add_argument("--model", choices=_MODELS.values(), help="default: small for gloo, 1.5 B for nccl")
     labels = [scheme.label for scheme in SCHEMES]
     parser.add_argument("--schemes", nargs="+", choices=labels, default=labels, help="ways to shard")
     parser.add_argument("--num-nodes", type=cli.positive, default=2, help="hosts")
-    parser.add_argument("--ranks-per-node", type=cli.positive, help="default: 4, or all GPUs shared out")
+    parser.add_argument("--ranks-per-node", type=cli.positive, default=4, help="they may share GPUs")
     parser.add_argument(
         "--accumulation", nargs="+", type=cli.positive, default=[1, 8], help="micro-batches a step"
     )
     parser.add_argument("--num-steps", type=cli.positive, default=3, help="optimizer steps counted")
+    parser.add_argument("--budget-s", type=cli.positive, default=800, help="begin no scheme after this time")
     return parser
 
 
-def _run_gloo(options: Options, nodes: list[str], num_nodes: int) -> None:
-    hosts_of_ranks = [int(node.removeprefix("node")) for node in nodes]
+def _run(options: Options, num_nodes: int, ranks_per_node: int) -> None:
+    """Runs all ranks, each on its node's host."""
+    host_of_rank = [rank // ranks_per_node for rank in range(num_nodes * ranks_per_node)]
+    task = {
+        "nodes": [f"node{host}" for host in host_of_rank],
+        "device_type": "cpu" if options.transport == "gloo" else "cuda",
+        "environment": environment(options.model, len(host_of_rank), torch.cuda.device_count()),
+        "options": dataclasses.asdict(options),
+    }
     with tempfile.TemporaryDirectory() as folder, Hosts(num_nodes) as hosts:
-        task = Path(folder) / "task.json"
-        task.write_text(
-            json.dumps({"nodes": nodes, "options": dataclasses.asdict(options)}, default=str), "utf-8"
-        )
-        argv = [sys.executable, "-m", "benchmarks.boundary_worker", str(task)]
-        hosts.run(hosts_of_ranks, argv, TIMEOUT_S)
+        path = Path(folder) / "task.json"
+        path.write_text(json.dumps(task, default=str), "utf-8")
+        hosts.run(host_of_rank, [sys.executable, "-m", "benchmarks.boundary_worker", str(path)], TIMEOUT_S)
 
 
-def _run_nccl(options: Options, nodes: list[str], num_nodes: int) -> None:
-    options = dataclasses.replace(options, interface="lo", nodes_per_counter=num_nodes)
-    ranks.run(count_all, (options,), nodes, "cuda", ranks.SLOW_NETWORK)
+def environment(model: str, num_ranks: int, num_gpus: int) -> dict[str, str]:
+    """What makes NCCL send over a host's interface; gloo does not look at it."""
+    shared = ranks.SHARED_GPUS if num_ranks > num_gpus else ranks.SLOW_NETWORK | {"NCCL_HOSTID": "{node}"}
+    protocol = _SMALL_PROTOCOL if model == _SMALL else {}
+    return shared | protocol | {"NCCL_SOCKET_IFNAME": INTERFACE}
 
 
 def _check(args: argparse.Namespace) -> list[str]:
     if args.num_nodes < 2:
         return [f"--num-nodes {args.num_nodes}: a boundary needs at least 2"]
-    if args.transport == "gloo":
-        reason = why_not()
-        return [f"--transport gloo: {reason}"] if reason else []
-    wanted = args.num_nodes * (args.ranks_per_node or 1)
-    if wanted > torch.cuda.device_count():
-        return [f"--transport nccl: {wanted} ranks need as many GPUs; {torch.cuda.device_count()} here"]
-    return []
+    problems = [reason] if (reason := why_not()) else []
+    if args.transport == "nccl" and not torch.cuda.is_available():
+        problems.append("--transport nccl: no GPU here; use --transport gloo")
+    return problems
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns 0, 1 when a count is off by more than 2%, or 2 when it cannot run."""
+    """Runs the benchmark; 0, 1 when a count is off by more than 2% or is missing, 2 when it cannot run."""
     parser = _parser()
     args = parser.parse_args(argv)
     if problems := _check(args):
         parser.error("; ".join(problems))
-    per_node = args.ranks_per_node or (
-        4 if args.transport == "gloo" else torch.cuda.device_count() // args.num_nodes
-    )
-    nodes = [f"node{rank // per_node}" for rank in range(args.num_nodes * per_node)]
     options = Options(
         args.out.resolve(),
         args.model or _MODELS[args.transport],
@@ -249,24 +254,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         tuple(args.schemes),
         tuple(args.accumulation),
         args.num_steps,
-        INTERFACE,
-        1,
+        time.time() + args.budget_s,
     )
-    Report.start(args.out, "boundary_bytes", {"transport": args.transport, "nodes": nodes})
+    shape = {"num_nodes": args.num_nodes, "ranks_per_node": args.ranks_per_node}
+    Report.start(args.out, "boundary_bytes", {"transport": args.transport} | shape)
     try:
-        (_run_gloo if args.transport == "gloo" else _run_nccl)(options, nodes, args.num_nodes)
-    except (HostsError, ranks.RanksError) as error:
+        _run(options, args.num_nodes, args.ranks_per_node)
+    except HostsError as error:
         print(error, file=sys.stderr)
         return 1
     return _conclude(args.out)
 
 
 def _conclude(path: Path) -> int:
-    rows = present(path, COLUMNS, figures.boundary_bytes)
+    stopped = Report.resume(path).get("stopped")
+    rows = present(path, COLUMNS, figures.boundary_bytes, is_complete=not stopped)
     wrong = [row for row in rows if abs(row["off"]) > TOLERANCE]
     for row in wrong:
         print(f"{row['scheme']}, k={row['gradient_accumulation']}: off by {row['off']:+.1%}", file=sys.stderr)
-    return 1 if wrong else 0
+    if stopped:
+        print(stopped, file=sys.stderr)
+    return 1 if wrong or stopped else 0
 
 
 if __name__ == "__main__":

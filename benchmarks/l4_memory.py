@@ -1,12 +1,16 @@
 """Does a job fit an L4's memory? The product's own sharding with every rank limited to 22 GB.
 
     python -m benchmarks.l4_memory --out benchmarks/results/l4_memory.json
-    python -m benchmarks.l4_memory --num-nodes 1 --settings 4x2048:0.5 --out one_node.json
+    python -m benchmarks.l4_memory --num-full-nodes 1 --settings 4x2048:0.3 4x2048:0.5 --out one_gpu.json
 
 Eight ranks form the mesh of 2 x g6.12xlarge, however few GPUs there are: several ranks share one. Allocator,
 sharding and kernels are those of the job, so that peaks and allocation retries are real. Step times are not,
 and are left out: ranks take turns on a GPU and talk TCP over loopback, since NCCL refuses two ranks of one
 host on one GPU.
+
+One GPU of 140 GB does not hold eight such ranks. With --num-full-nodes 1 it does: the ranks of the other node
+hold the same shards and take part in every collective, but train on one short sequence, without the compiler.
+Only the ranks of full nodes are reported.
 """
 
 from __future__ import annotations
@@ -37,15 +41,17 @@ from training.shape import ModelShape
 GPUS_PER_NODE = 4
 # More micro-batches need no more memory than two, and take longer.
 _NUM_MICRO_BATCHES = 2
+_SHORT_BATCH_SIZE, _SHORT_SEQ_LEN = 1, 128
 _DEFAULTS = TrainingConfig()
 _DEFAULT_SETTING = f"{_DEFAULTS.batch_size}x{_DEFAULTS.seq_len}:{_DEFAULTS.activation_memory}"
-KEY = ("batch_size", "seq_len", "activation_memory", "allocator")
+KEY = ("batch_size", "seq_len", "activation_memory", "allocator", "cap_gib")
 COLUMNS = {
     "batch_size": "d",
     "seq_len": "d",
     "activation_memory": "",
     "allocator": "",
     "num_nodes": "d",
+    "num_full_nodes": "d",
     "peak_allocated_gib": ".2f",
     "peak_reserved_gib": ".2f",
     "cap_gib": ".2f",
@@ -63,31 +69,46 @@ DESCRIPTIONS = {
 
 @dataclass(frozen=True)
 class Options:
-    """What every rank needs to know of one trial."""
+    """What every rank needs to know of one trial.
+
+    Attributes:
+        num_full_nodes: nodes, the first ones, whose ranks train on the whole batch.
+    """
 
     out: Path
     model: str
     allocator: str
     num_steps: int
+    num_full_nodes: int
+    cap_gb: float
     config: TrainingConfig
 
 
 def measure(place: Place, options: Options) -> None:
     """Every rank's part of one trial; rank 0 writes the row."""
-    cap_bytes = int(L4_MEMORY_GB * 1e9)
+    cap_bytes = int(options.cap_gb * 1e9)
     total_bytes = torch.cuda.get_device_properties(place.device).total_memory
     torch.cuda.set_per_process_memory_fraction(cap_bytes / total_bytes, place.device)
-    config = options.config
-    workload = Workload(options.model, config.batch_size, config.seq_len, _NUM_MICRO_BATCHES, config)
-    step = build_ours(place, workload)
+    step = build_ours(place, _workload(place, options))
     for _ in range(options.num_steps):
         step()
         torch.cuda.synchronize(place.device)
     of_ranks: list[Any] = [None] * place.world_size
     dist.all_gather_object(of_ranks, metrics.memory(place.device))
     if place.rank == 0:
-        row = _row(place.num_nodes, options) | _figures(of_ranks, options, place)
+        full = of_ranks[: options.num_full_nodes * GPUS_PER_NODE]
+        row = _row(place.num_nodes, options) | _figures(full, options, place)
         Report.resume(options.out).put(row, KEY)
+
+
+def _workload(place: Place, options: Options) -> Workload:
+    """The whole batch, or a short one on a rank that only makes up the mesh."""
+    config = options.config
+    if place.rank >= options.num_full_nodes * GPUS_PER_NODE:
+        config = dataclasses.replace(
+            config, batch_size=_SHORT_BATCH_SIZE, seq_len=_SHORT_SEQ_LEN, compile="off"
+        )
+    return Workload(options.model, config.batch_size, config.seq_len, _NUM_MICRO_BATCHES, config)
 
 
 def _row(num_nodes: int, options: Options) -> dict[str, Any]:
@@ -101,9 +122,10 @@ def _row(num_nodes: int, options: Options) -> dict[str, Any]:
         "allocator": options.allocator,
         "gradient_accumulation": config.gradient_accumulation,
         "num_nodes": num_nodes,
+        "num_full_nodes": options.num_full_nodes,
         "world_size": num_nodes * GPUS_PER_NODE,
         "num_steps": options.num_steps,
-        "cap_gib": L4_MEMORY_GB * 1e9 / metrics.GIB,
+        "cap_gib": options.cap_gb * 1e9 / metrics.GIB,
         "error": None,
         **dict.fromkeys(
             ("peak_allocated_gib", "peak_reserved_gib", "num_alloc_retries", "predicted_gib", "off")
@@ -143,7 +165,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--num-nodes", type=cli.positive, default=2, help="nodes of four ranks each")
     parser.add_argument(
+        "--num-full-nodes",
+        type=cli.positive,
+        help=f"the others train on {_SHORT_BATCH_SIZE}x{_SHORT_SEQ_LEN} (default: all nodes)",
+    )
+    parser.add_argument(
         "--num-steps", type=cli.positive, default=3, help="the second is the first with Adam's moments"
+    )
+    parser.add_argument(
+        "--cap-gb", type=float, default=L4_MEMORY_GB, help="a rank's memory; with more, what it would reserve"
     )
     parser.add_argument("--model", choices=("qwen2.5-1.5b-random", "tiny"), default="qwen2.5-1.5b-random")
     return parser
@@ -175,8 +205,7 @@ def _config(text: str, model: str, num_ranks: int) -> TrainingConfig:
 def _run(options: Options, num_nodes: int) -> None:
     """One trial in processes of its own: a rank that runs out of memory ends them all."""
     nodes = [f"node{rank // GPUS_PER_NODE}" for rank in range(num_nodes * GPUS_PER_NODE)]
-    environment = ranks.SLOW_NETWORK | {
-        "NCCL_HOSTID": "rank{rank}",
+    environment = ranks.SHARED_GPUS | {
         "PYTORCH_CUDA_ALLOC_CONF": ALLOCATORS[options.allocator],
         "TORCHINDUCTOR_COMPILE_THREADS": "2",
     }
@@ -194,13 +223,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         parser.error("no GPU here, and only a GPU's memory can be limited")
+    num_full_nodes = args.num_full_nodes or args.num_nodes
+    if num_full_nodes > args.num_nodes:
+        parser.error(f"--num-full-nodes {num_full_nodes}: --num-nodes is {args.num_nodes}")
     parameters = {"num_nodes": args.num_nodes, "allocators": args.allocators, "settings": args.settings}
     Report.start(args.out, "l4_memory", parameters)
     for setting in args.settings:
         config = _config(setting, args.model, args.num_nodes * GPUS_PER_NODE)
         for allocator in args.allocators:
             print(f"{setting}, allocator {allocator} ...", flush=True)
-            _run(Options(args.out, args.model, allocator, args.num_steps, config), args.num_nodes)
+            options = Options(
+                args.out, args.model, allocator, args.num_steps, num_full_nodes, args.cap_gb, config
+            )
+            _run(options, args.num_nodes)
     rows = present(args.out, COLUMNS, figures.l4_memory)
     return 1 if any(row["error"] or row["num_alloc_retries"] for row in rows) else 0
 

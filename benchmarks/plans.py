@@ -91,9 +91,21 @@ SLOW_NETWORK = [
     Trial(OURS, 4, 2048, {"sharding": "full"}),
 ]
 
-CONDITIONS = {"plain": PLAIN, "cap-22gb": CAP_22GB, "slow-network": SLOW_NETWORK}
+# Values from the steps of the compiler's choice (`training.cost_model.BUDGET_STEPS`), and twice the batch.
+ACTIVATION_MEMORY = [
+    Trial(OURS, 4, 2048, {"activation_memory": amount})
+    for amount in ("none", "0.7", "0.6", "0.5", "0.3", "0.25", "full")
+] + [Trial(OURS, 8, 2048, {"activation_memory": "0.25"})]
+
+CONDITIONS = {
+    "plain": PLAIN,
+    "cap-22gb": CAP_22GB,
+    "slow-network": SLOW_NETWORK,
+    "activation-memory": ACTIVATION_MEMORY,
+}
 DESCRIPTIONS = {
     "plain": "ranks connected as the machine connects them",
     "cap-22gb": "22 GB of memory per rank, whatever the number of ranks",
     "slow-network": "each rank a host of its own (NCCL_HOSTID), TCP over the loopback interface between them",
+    "activation-memory": "our loop, with what it keeps for the backward pass and what it computes again",
 }

@@ -24,6 +24,10 @@ SLOW_NETWORK = {
     "NCCL_MNNVL_ENABLE": "0",
 }
 _RANK, _NODE = "{rank}", "{node}"  # stand for the rank's own in values of the environment
+# For several ranks on one GPU. NCCL refuses two ranks of one host there, so each is a host of its own; and
+# what NCCL then takes for hosts of one GPU must not get PAT, an algorithm that nodes of several GPUs never
+# run (`ncclPatEnable` in NCCL's src/graph/tuning.cc).
+SHARED_GPUS = SLOW_NETWORK | {"NCCL_HOSTID": f"rank{_RANK}", "NCCL_PAT_ENABLE": "0"}
 # Multicast over NVLink needs a fabric manager that virtual machines may not reach; NCCL then fails at start.
 _ALWAYS = {"NCCL_NVLS_ENABLE": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
@@ -84,7 +88,7 @@ def run(
     Raises:
         RanksError: a rank failed; the others have been ended.
     """
-    settings = _ALWAYS | dict(environment or {})
+    settings = dict(environment or {})
     if hosts_are_separate and len(set(nodes)) > 1:
         settings["NCCL_HOSTID"] = _NODE
     of_all = (work, tuple(arguments), tuple(nodes), device_type, _free_port(), settings)
@@ -103,14 +107,13 @@ def _rank(
     port: int,
     environment: Mapping[str, str],
 ) -> None:
-    for name, value in environment.items():
-        os.environ[name] = value.replace(_RANK, str(rank)).replace(_NODE, nodes[rank])
+    set_environment(environment, rank, nodes)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(len(nodes)))
     if device_type == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(nodes)))
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    place = Place(rank, nodes, _device(device_type, rank))
+    place = Place(rank, nodes, device_of(device_type, rank))
     join(place)
     try:
         work(place, *arguments)
@@ -118,8 +121,14 @@ def _rank(
         dist.destroy_process_group()
 
 
-def _device(device_type: str, rank: int) -> torch.device:
-    """Ranks share GPUs in turn where there are fewer."""
+def set_environment(environment: Mapping[str, str], rank: int, nodes: Sequence[str]) -> None:
+    """Sets this rank's variables: "{rank}" and "{node}" in a value become the rank's own."""
+    for name, value in (_ALWAYS | dict(environment)).items():
+        os.environ[name] = value.replace(_RANK, str(rank)).replace(_NODE, nodes[rank])
+
+
+def device_of(device_type: str, rank: int) -> torch.device:
+    """Where a rank computes: ranks share GPUs in turn where there are fewer."""
     if device_type == "cpu":
         return torch.device("cpu")
     return torch.device("cuda", rank % torch.cuda.device_count())

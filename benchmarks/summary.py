@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks import (
     activation_memory,
     boundary_bytes,
+    checkpoint_stall,
     l4_memory,
     load,
     quality,
@@ -34,6 +35,7 @@ _COLUMNS = {
     "two_nodes_of_four": two_nodes_of_four.COLUMNS,
     "l4_memory": l4_memory.COLUMNS,
     "activation_memory": activation_memory.COLUMNS,
+    "checkpoint_stall": checkpoint_stall.COLUMNS,
     "transport_proof": {"condition": "", "require": "", "expected": "", "as_expected": "", "seconds": ".1f"},
 }
 _SECTION = re.compile(r"(<!-- results/(\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)

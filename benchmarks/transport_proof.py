@@ -51,6 +51,7 @@ _ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_MNNVL_ENABLE": "0",
 }
+_NO_PLUGIN = "Failed to initialize any NET plugin"
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,13 @@ def conditions(device: str, num_gpus: int) -> list[Condition]:
             "one-host-socket-required", one, "socket", "not applicable", False, "all ranks run on one host"
         ),
         Condition("two-hosts-socket-required", two, "socket", "socket", True),
-        Condition(
-            "two-hosts-efa-required", two, "efa", "unproven", False, "Failed to initialize any NET plugin"
-        ),
+        Condition("two-hosts-efa-required", two, "efa", "unproven", False, _NO_PLUGIN),
         Condition("two-hosts-silent-fallback", two, "any", "socket", True, environment=fallback),
+    ]
+    two_of_four = ("a",) * 4 + ("b",) * 4
+    found += [
+        Condition("two-nodes-of-four-socket-required", two_of_four, "socket", "socket", True),
+        Condition("two-nodes-of-four-efa-required", two_of_four, "efa", "unproven", False, _NO_PLUGIN),
     ]
     if num_gpus > 1:
         found.append(Condition("hybrid-mesh-socket-required", ("a", "a", "b", "b"), "socket", "socket", True))
@@ -103,8 +107,7 @@ def conditions(device: str, num_gpus: int) -> list[Condition]:
 def _rank(end: Connection, rank: int, condition: Condition, device: str, folder: str) -> None:
     """Proves and confirms as a job does; sends the result, or the report it failed with."""
     os.environ.update({**_ENVIRONMENT, **condition.environment})
-    if len(set(condition.nodes)) > 1:
-        os.environ["NCCL_HOSTID"] = f"node-{condition.nodes[rank]}"
+    os.environ.update(hosts_for_nccl(rank, condition.nodes, torch.cuda.device_count()))
     world_size = len(condition.nodes)
     config = TrainingConfig(
         device=device,
@@ -129,6 +132,20 @@ def gpu_of(rank: int, nodes: Sequence[str], num_gpus: int) -> int:
     """Which GPU a rank takes: ranks of one host take different ones; hosts share them where they must."""
     is_one_each = len(set(nodes)) == len(nodes)
     return (rank if is_one_each else nodes[:rank].count(nodes[rank])) % num_gpus
+
+
+def hosts_for_nccl(rank: int, nodes: Sequence[str], num_gpus: int) -> dict[str, str]:
+    """What NCCL is told of a rank's host: its node, or a host of its own where nodes have too few GPUs.
+
+    NCCL refuses two ranks of one host on one GPU. As hosts of their own they still form the job's mesh of
+    nodes, with all its communicators; but not with PAT, which nodes of several GPUs never use (see
+    `ranks.SHARED_GPUS`).
+    """
+    if len(set(nodes)) == 1:
+        return {}
+    if max(map(nodes.count, nodes)) > num_gpus:
+        return {"NCCL_HOSTID": f"rank-{rank}", "NCCL_PAT_ENABLE": "0"}
+    return {"NCCL_HOSTID": f"node-{nodes[rank]}"}
 
 
 def _join(rank: int, condition: Condition, device: str, store: str) -> Worker:

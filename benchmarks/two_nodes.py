@@ -106,7 +106,13 @@ def run_network(place: Place, network: str, options: Options) -> None:
                 )
     if network == DIRECT and not options.has_checkpoint:
         workload = _workload(place, SCHEMES[1], options.settings[0], options)
-        _note(report, checkpoint=measure_stall(place, workload))
+        saves = list(measure_stall(place, workload))
+        stall = {
+            "blocked_s": [save.blocked_s for save in saves],
+            "write_s": [save.write_s for save in saves],
+            "size_gb": saves[-1].size_gb,
+        }
+        _note(report, checkpoint=stall)
 
 
 def _note(report: Report | None, **facts: Any) -> None:

@@ -58,6 +58,29 @@ def test_only_what_leaves_a_host_is_counted():
             two.run([0], ["bash", "-c", script, target, comparison], timeout_s=20)
 
 
+@needs_hosts
+def test_what_was_counted_in_time_is_kept_and_the_rest_is_named(tmp_path, monkeypatch):
+    out = tmp_path / "bytes.json"
+    argv = ["--ranks-per-node", "1", "--num-steps", "1", "--schemes", "hybrid", "--budget-s", "1"]
+    assert boundary_bytes.main(["--out", str(out), *argv]) == 1
+    content = json.loads(out.read_text())
+    assert content["stopped"] == "time was up before hybrid, k=1"
+    assert not content["complete"] and content["rows"] == []
+
+
+def test_ranks_that_share_gpus_are_hosts_of_their_own_for_nccl():
+    def host_ids(model, num_ranks, num_gpus):
+        return boundary_bytes.environment(model, num_ranks, num_gpus)["NCCL_HOSTID"]
+
+    assert host_ids("small", 8, 1) == "rank{rank}"
+    assert host_ids("small", 8, 8) == "{node}"
+
+
+def test_only_a_small_model_is_told_its_protocol():
+    assert boundary_bytes.environment("small", 8, 1)["NCCL_PROTO"] == "Simple"
+    assert "NCCL_PROTO" not in boundary_bytes.environment("qwen2.5-1.5b-random", 8, 1)
+
+
 def test_a_count_that_is_off_fails_the_run_and_is_named(tmp_path, capsys):
     report = Report.start(tmp_path / "bytes.json", "boundary_bytes", {})
     row = {
@@ -74,7 +97,7 @@ def test_a_count_that_is_off_fails_the_run_and_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("argv", "named"),
-    [(["--num-nodes", "1"], "--num-nodes 1"), (["--transport", "nccl"], "2 ranks need as many GPUs")],
+    [(["--num-nodes", "1"], "--num-nodes 1"), (["--transport", "nccl"], "--transport nccl: no GPU here")],
 )
 def test_bad_input_names_the_argument_of_boundary_bytes(tmp_path, capsys, argv, named):
     with pytest.raises(SystemExit) as exit_:

@@ -49,6 +49,28 @@ def test_the_default_job_runs_as_two_nodes_of_four_with_each_allocator(ending, t
     assert {row["activation_memory"] for row in rows} == {default.activation_memory}
 
 
+def test_of_two_nodes_the_second_may_make_up_the_mesh_with_short_batches(ending, tmp_path):
+    out, asked = tmp_path / "l4.json", ending(OUT_OF_MEMORY)
+    l4_memory.main(["--out", str(out), "--num-full-nodes", "1", "--allocators", "expandable"])
+    ((options, nodes, *_),) = asked
+    cpu = torch.device("cpu")
+    tokens = [
+        l4_memory._workload(ranks.Place(rank, tuple(nodes), cpu), options).tokens_per_step
+        for rank in range(len(nodes))
+    ]
+    assert tokens == [2 * 4 * 2048] * 4 + [2 * 1 * 128] * 4
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["num_nodes"], row["num_full_nodes"], row["world_size"]) == (2, 1, 8)
+
+
+def test_more_full_nodes_than_nodes_are_refused(ending, tmp_path, capsys):
+    ending(OUT_OF_MEMORY)
+    with pytest.raises(SystemExit) as ended:
+        l4_memory.main(["--out", str(tmp_path / "l4.json"), "--num-full-nodes", "3"])
+    assert ended.value.code == 2
+    assert "--num-full-nodes 3: --num-nodes is 2" in capsys.readouterr().err
+
+
 def test_another_failure_is_told_as_it_is(ending, tmp_path):
     out = tmp_path / "l4.json"
     ending("RuntimeError: NCCL error")

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import transport_proof
-from benchmarks.transport_proof import Condition, add_case, anonymous, conditions, gpu_of, objections
+from benchmarks.transport_proof import (
+    Condition,
+    add_case,
+    anonymous,
+    conditions,
+    gpu_of,
+    hosts_for_nccl,
+    objections,
+)
 
 CASES = Path(__file__).parents[1] / "cases/nccl"
 ON_SOCKETS = Condition("two-hosts", ("a", "b"), "socket", "socket", True)
@@ -52,6 +60,24 @@ def test_each_outcome_of_the_check_is_shown_with_one_gpu_and_with_two():
 )
 def test_ranks_of_one_host_take_different_gpus(nodes, num_gpus, gpus):
     assert [gpu_of(rank, nodes, num_gpus) for rank in range(len(nodes))] == gpus
+
+
+def test_nccl_takes_nodes_for_hosts_or_ranks_where_a_node_has_too_few_gpus():
+    def host_ids(nodes, num_gpus):
+        return [hosts_for_nccl(rank, nodes, num_gpus).get("NCCL_HOSTID") for rank in range(len(nodes))]
+
+    assert host_ids("aa", 1) == [None, None]
+    assert host_ids("ab", 1) == ["node-a", "node-b"]
+    assert host_ids("aabb", 2) == ["node-a", "node-a", "node-b", "node-b"]
+    assert host_ids("aabb", 1) == ["rank-0", "rank-1", "rank-2", "rank-3"]
+
+
+def test_the_job_s_own_mesh_is_shown_with_one_gpu():
+    eight = [condition for condition in conditions("cuda", 1) if len(condition.nodes) == 8]
+    assert {(condition.require, condition.passes) for condition in eight} == {
+        ("socket", True),
+        ("efa", False),
+    }
 
 
 def test_what_came_out_otherwise_is_told():
