@@ -75,10 +75,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             chunk = slice(first, first + chunk_tokens)
             logits = _product(hidden[chunk], weight.t(), precise)
             chunk_loss, logits_grad = loss_and_gradient(logits, labels[chunk], hidden.dtype)
+            del logits  # gone before the next chunk's come: together they would be the step's peak of memory
             loss += chunk_loss
             if with_gradients:
                 torch.mul(_product(logits_grad, weight, precise), scale, out=hidden_grad[chunk])
                 _add_product(weight_sum, logits_grad.t(), hidden[chunk])
+            del logits_grad
         if with_gradients:
             ctx.save_for_backward(hidden_grad, torch.mul(weight_sum, scale, out=torch.empty_like(weight)))
         return loss * scale

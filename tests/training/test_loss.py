@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -116,3 +117,35 @@ def test_the_logits_of_all_tokens_never_exist_forward_or_backward():
             hidden.requires_grad_(), weight, labels, torch.ones(()), chunk_tokens=20
         ).backward()
     assert largest.num_elements == weight.numel() < NUM_TOKENS * VOCAB_SIZE
+
+
+class _Alive(TorchDispatchMode):
+    """Notes how many tensors of one size exist whenever a matrix product begins."""
+
+    def __init__(self, num_elements):
+        super().__init__()
+        self.num_elements = num_elements
+        self.storages = {}
+        self.at_products = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation._schema.name in ("aten::mm", "aten::addmm_"):
+            alive = [storage for storage in self.storages.values() if not storage.expired()]
+            self.at_products.append(len(alive))
+        result = operation(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.numel() == self.num_elements:
+                storage = tensor.untyped_storage()
+                self.storages[storage.data_ptr()] = StorageWeakRef(storage)
+        return result
+
+
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_the_logits_of_a_chunk_are_gone_before_the_next_ones_come(with_gradients):
+    hidden, weight, labels = _inputs(torch.float32)
+    num_chunks, chunk_tokens = 4, NUM_TOKENS // 4
+    with _Alive(chunk_tokens * VOCAB_SIZE) as alive, torch.set_grad_enabled(with_gradients):
+        hidden.requires_grad_()
+        chunked_cross_entropy(hidden, weight, labels, torch.ones(()), chunk_tokens=chunk_tokens)
+    # Logits come from nothing of their size; the two products of gradients are with the logits' gradient alone.
+    assert alive.at_products == ([0, 1, 1] if with_gradients else [0]) * num_chunks
