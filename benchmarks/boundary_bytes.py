@@ -278,4 +278,4 @@ def _conclude(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from benchmarks.report import Report
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -27,6 +33,26 @@ def parser(benchmark: str, doc: str, epilog: str | None = None) -> argparse.Argu
         epilog=epilog,
         formatter_class=_HelpFormatter,
     )
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, as from `timeout`: ends the program the way Ctrl-C does."""
+
+
+def _terminate(*_: Any) -> NoReturn:
+    raise _Terminated
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """Runs a benchmark as a program: Ctrl-C and SIGTERM end it with its ranks, and keep what was measured."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = main()
+    except KeyboardInterrupt as error:
+        kept = Report.interrupt()
+        print(f"interrupted; what was measured is in {kept}" if kept else "interrupted", file=sys.stderr)
+        code = 128 + (signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT)
+    sys.exit(code)
 
 
 def positive(text: str) -> int:

@@ -61,7 +61,8 @@ def grouped(path: Path, content: dict[str, Any], value: str, label: str, group: 
     axis.set_xticks([place + 0.4 - width / 2 for place in range(len(groups))], groups)
     axis.set_xlabel(group)
     axis.set_ylabel(label)
-    axis.legend(fontsize=8)
+    if rows:
+        axis.legend(fontsize=8)
     return _save(figure, path, content)
 
 

@@ -94,6 +94,7 @@ class Hosts:
                 stdout=subprocess.PIPE if rank else None,
                 stderr=subprocess.STDOUT if rank else None,
                 text=True,
+                start_new_session=True,  # Ctrl-C is for this process, which ends them
             )
             for rank, host in enumerate(host_of_rank)
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.multiprocessing.spawn import ProcessException
+from torch.multiprocessing.spawn import ProcessContext, ProcessException
 
 TIMEOUT_S = 180
 # NCCL treats processes with different host ids as being on different hosts: what they say to each other goes
@@ -93,9 +94,25 @@ def run(
         settings["NCCL_HOSTID"] = _NODE
     of_all = (work, tuple(arguments), tuple(nodes), device_type, _free_port(), settings)
     try:
-        mp.start_processes(_rank, of_all, len(nodes), start_method="spawn")
+        _run_to_the_end(mp.start_processes(_process, of_all, len(nodes), join=False, start_method="spawn"))
     except ProcessException as error:
         raise RanksError(str(error).strip()) from None
+
+
+def _run_to_the_end(processes: ProcessContext) -> None:
+    try:
+        while not processes.join():
+            pass
+    finally:
+        for process in processes.processes:
+            process.kill()
+
+
+def _process(rank: int, *arguments: Any) -> None:
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the process that started this one, and ends it
+    _rank(rank, *arguments)
 
 
 def _rank(

@@ -20,6 +20,8 @@ _PACKAGES = ("torch", "transformers", "accelerate", "ray", "numpy")
 class Report:
     """The result file of one run. What was measured survives a run that is cut off."""
 
+    _of_this_program: Path | None = None
+
     def __init__(self, path: Path, content: dict[str, Any]) -> None:
         self._path, self._content = path, content
 
@@ -33,6 +35,7 @@ class Report:
             parameters: what the run was asked to do.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
+        Report._of_this_program = path
         report = cls(path, {"benchmark": benchmark, "complete": False})
         report.note(
             date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -51,8 +54,17 @@ class Report:
 
     def continued(self) -> None:
         """Notes that another run adds to the file, which no longer stops where it did."""
+        Report._of_this_program = self._path
         run = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": command_line()}
         self.note(continued=[*self._content.get("continued", []), run], stopped=None)
+
+    @classmethod
+    def interrupt(cls) -> Path | None:
+        """Says in the file that this program writes, if any, that it was interrupted; returns the file."""
+        path = Report._of_this_program
+        if path:
+            cls.resume(path).note(stopped="interrupted")
+        return path
 
     @property
     def rows(self) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import socket
 import sys
 import tarfile
@@ -32,6 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks import cli
 from benchmarks.report import Report
 from training import handshake
 from training.config import TrainingConfig
@@ -106,6 +108,9 @@ def conditions(device: str, num_gpus: int) -> list[Condition]:
 
 def _rank(end: Connection, rank: int, condition: Condition, device: str, folder: str) -> None:
     """Proves and confirms as a job does; sends the result, or the report it failed with."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the process that started this one, and ends it
     os.environ.update({**_ENVIRONMENT, **condition.environment})
     os.environ.update(hosts_for_nccl(rank, condition.nodes, torch.cuda.device_count()))
     world_size = len(condition.nodes)
@@ -313,4 +318,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

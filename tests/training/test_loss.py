@@ -147,5 +147,5 @@ def test_the_logits_of_a_chunk_are_gone_before_the_next_ones_come(with_gradients
     with _Alive(chunk_tokens * VOCAB_SIZE) as alive, torch.set_grad_enabled(with_gradients):
         hidden.requires_grad_()
         chunked_cross_entropy(hidden, weight, labels, torch.ones(()), chunk_tokens=chunk_tokens)
-    # Logits come from nothing of their size; the two products of gradients are with the logits' gradient alone.
+    # Logits come from nothing of their size; the two products of gradients are with the logits' own alone.
     assert alive.at_products == ([0, 1, 1] if with_gradients else [0]) * num_chunks
