@@ -79,15 +79,15 @@ class Options:
     allocator: str
     num_steps: int
     num_full_nodes: int
-    cap_gb: float
+    cap_gb: int
     config: TrainingConfig
 
 
 def measure(place: Place, options: Options) -> None:
     """Every rank's part of one trial; rank 0 writes the row."""
-    cap_bytes = int(options.cap_gb * 1e9)
+    cap_bytes = options.cap_gb * 1_000_000_000
     total_bytes = torch.cuda.get_device_properties(place.device).total_memory
-    torch.cuda.set_per_process_memory_fraction(cap_bytes / total_bytes, place.device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total_bytes), place.device)
     step = build_ours(place, _workload(place, options))
     for _ in range(options.num_steps):
         step()
@@ -172,7 +172,10 @@ def _parser() -> argparse.ArgumentParser:
         "--num-steps", type=cli.positive, default=3, help="the second is the first with Adam's moments"
     )
     parser.add_argument(
-        "--cap-gb", type=float, default=L4_MEMORY_GB, help="a rank's memory; with more, what it would reserve"
+        "--cap-gb",
+        type=cli.positive,
+        default=L4_MEMORY_GB,
+        help="memory of a rank, in 1e9 bytes; with more, what it would reserve is seen",
     )
     parser.add_argument("--model", choices=("qwen2.5-1.5b-random", "tiny"), default="qwen2.5-1.5b-random")
     return parser

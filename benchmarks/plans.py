@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.loops import ACCELERATE, AWS_SAMPLE, OURS, Workload
 from training.config import TrainingConfig
 
-L4_MEMORY_GB = 22.0
+L4_MEMORY_GB = 22
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The transport check against real NCCL, on a machine with one GPU or two.
+"""The transport check against real NCCL, on a machine with one GPU or more.
 
     python -m benchmarks.transport_proof --out FOLDER [--device cuda|cpu]
 
