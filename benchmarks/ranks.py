@@ -106,6 +106,7 @@ def _run_to_the_end(processes: ProcessContext) -> None:
     finally:
         for process in processes.processes:
             process.kill()
+            process.join()
 
 
 def _process(rank: int, *arguments: Any) -> None:
