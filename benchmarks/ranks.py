@@ -110,9 +110,8 @@ def _run_to_the_end(processes: ProcessContext) -> None:
 
 
 def _process(rank: int, *arguments: Any) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the process that started this one, and ends it
+    # Ctrl-C is for the process that started this one, and ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _rank(rank, *arguments)
 
 

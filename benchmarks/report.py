@@ -62,8 +62,8 @@ class Report:
     def interrupt(cls) -> Path | None:
         """Says in the file that this program writes, if any, that it was interrupted; returns the file."""
         path = Report._of_this_program
-        if path:
-            cls.resume(path).note(stopped="interrupted")
+        if path and not (report := cls.resume(path)).get("complete"):
+            report.note(stopped="interrupted")
         return path
 
     @property

@@ -83,7 +83,7 @@ def conditions(device: str, num_gpus: int) -> list[Condition]:
     one, two = ("a",) * min(max(num_gpus, 1), 2), ("a", "b")
     if device == "cpu":
         return [Condition("gloo-two-hosts", two, "any", "not applicable", True, "gloo on CPU, not NCCL")]
-    fallback = {"NCCL_NET_PLUGIN": "ofi"}
+    fallback, two_of_four = {"NCCL_NET_PLUGIN": "ofi"}, ("a",) * 4 + ("b",) * 4
     found = [
         Condition("one-host", one, "any", "not applicable", True),
         Condition(
@@ -92,9 +92,6 @@ def conditions(device: str, num_gpus: int) -> list[Condition]:
         Condition("two-hosts-socket-required", two, "socket", "socket", True),
         Condition("two-hosts-efa-required", two, "efa", "unproven", False, _NO_PLUGIN),
         Condition("two-hosts-silent-fallback", two, "any", "socket", True, environment=fallback),
-    ]
-    two_of_four = ("a",) * 4 + ("b",) * 4
-    found += [
         Condition("two-nodes-of-four-socket-required", two_of_four, "socket", "socket", True),
         Condition("two-nodes-of-four-efa-required", two_of_four, "efa", "unproven", False, _NO_PLUGIN),
     ]
@@ -108,9 +105,8 @@ def conditions(device: str, num_gpus: int) -> list[Condition]:
 
 def _rank(end: Connection, rank: int, condition: Condition, device: str, folder: str) -> None:
     """Proves and confirms as a job does; sends the result, or the report it failed with."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the process that started this one, and ends it
+    # Ctrl-C is for the process that started this one, and ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update({**_ENVIRONMENT, **condition.environment})
     os.environ.update(hosts_for_nccl(rank, condition.nodes, torch.cuda.device_count()))
     world_size = len(condition.nodes)
