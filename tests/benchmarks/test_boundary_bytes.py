@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks import boundary_bytes, hosts
 from benchmarks.report import Report
-
-needs_hosts = pytest.mark.skipif(bool(hosts.why_not()), reason=str(hosts.why_not()))
+from tests.benchmarks.marks import needs_hosts
 
 
 @needs_hosts
@@ -97,7 +96,10 @@ def test_a_count_that_is_off_fails_the_run_and_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("argv", "named"),
-    [(["--num-nodes", "1"], "--num-nodes 1"), (["--transport", "nccl"], "--transport nccl: no GPU here")],
+    [
+        (["--num-nodes", "1"], "--num-nodes 1"),
+        (["--num-nodes", "1", "--transport", "nccl"], "--transport nccl: no GPU here"),
+    ],
 )
 def test_bad_input_names_the_argument_of_boundary_bytes(tmp_path, capsys, argv, named):
     with pytest.raises(SystemExit) as exit_:

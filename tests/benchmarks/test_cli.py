@@ -18,7 +18,6 @@ from benchmarks import (
     boundary_bytes,
     checkpoint_stall,
     cli,
-    hosts,
     l4_memory,
     load,
     quality,
@@ -26,6 +25,7 @@ from benchmarks import (
     throughput,
     two_nodes_of_four,
 )
+from tests.benchmarks.marks import needs_hosts
 
 PROGRAMS = (
     activation_memory,
@@ -81,12 +81,12 @@ def test_ctrl_c_ends_a_benchmark_and_its_ranks_and_keeps_what_was_measured(tmp_p
     assert_interrupted(throughput, argv, tmp_path / "out.json", signal.SIGINT)
 
 
-@pytest.mark.skipif(bool(hosts.why_not()), reason=str(hosts.why_not()))
+@needs_hosts
 def test_sigterm_does_the_same_and_leaves_no_hosts_behind(tmp_path):
     argv = ["--ranks-per-node", "1", "--num-steps", "1", "--accumulation", "1", *map(str, range(50, 90))]
     pid = assert_interrupted(boundary_bytes, argv, tmp_path / "out.json", signal.SIGTERM)
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert f"bb{pid}" not in listed
+    assert f"bb{pid}h" not in listed and f"bb{pid}sw" not in listed
 
 
 def assert_interrupted(program, arguments, out, signal_number):

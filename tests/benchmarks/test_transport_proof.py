@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import transport_proof
+from benchmarks import ranks, transport_proof
 from benchmarks.transport_proof import (
     Condition,
     add_case,
@@ -70,6 +70,11 @@ def test_nccl_takes_nodes_for_hosts_or_ranks_where_a_node_has_too_few_gpus():
     assert host_ids("ab", 1) == ["node-a", "node-b"]
     assert host_ids("aabb", 2) == ["node-a", "node-a", "node-b", "node-b"]
     assert host_ids("aabb", 1) == ["rank-0", "rank-1", "rank-2", "rank-3"]
+
+
+@pytest.mark.parametrize("environment", [hosts_for_nccl(0, "aabb", 1), ranks.SHARED_GPUS])
+def test_ranks_as_hosts_of_their_own_do_not_get_the_algorithm_of_hosts_with_one_gpu(environment):
+    assert environment["NCCL_PAT_ENABLE"] == "0"
 
 
 def test_the_job_s_own_mesh_is_shown_with_one_gpu():
