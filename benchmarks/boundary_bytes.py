@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import cli, figures, ranks
-from benchmarks.hosts import INTERFACE, Hosts, HostsError, bytes_sent, why_not
+from benchmarks.hosts import INTERFACE, Hosts, HostsError, why_not
 from benchmarks.loops import AWS_SAMPLE, BUILDERS, OURS, Workload, architecture, clear
 from benchmarks.ranks import Place
 from benchmarks.report import Report, present
@@ -102,7 +102,7 @@ def count_all(place: Place, options: Options) -> None:
     report = Report.resume(options.out) if place.rank == 0 else None
     schemes = [scheme for scheme in SCHEMES if scheme.label in options.schemes]
     for k, scheme in product(options.accumulations, schemes):
-        if ranks.agree("time is up" if time.time() > options.stop_at else None):
+        if ranks.time_is_up(options.stop_at):
             if report:
                 report.note(stopped=f"time was up before {scheme.label}, k={k}")
             return
@@ -140,24 +140,14 @@ def _count(place: Place, scheme: Scheme, workload: Workload, options: Options) -
     step()  # the first creates communicators
     counts = []
     for _ in range(options.num_steps):
-        before = _read_counter(place)
+        before = ranks.bytes_sent_at_rest(place, INTERFACE)
         step()
-        counts.append(_read_counter(place) - before)
+        counts.append(ranks.bytes_sent_at_rest(place, INTERFACE) - before)
     of_ranks = [None] * place.world_size
     dist.all_gather_object(of_ranks, counts)
     by_node = dict(zip(place.nodes, of_ranks, strict=True))  # ranks of one node read the same counter
     of_steps = [statistics.mean(step_counts) for step_counts in zip(*by_node.values(), strict=True)]
     return statistics.median(of_steps)
-
-
-def _read_counter(place: Place) -> int:
-    """The counter at a moment when no rank is sending."""
-    if place.device.type == "cuda":
-        torch.cuda.synchronize(place.device)
-    dist.barrier()
-    now = bytes_sent(INTERFACE)
-    dist.barrier()
-    return now
 
 
 def _row(
@@ -233,9 +223,9 @@ def environment(model: str, num_ranks: int, num_gpus: int) -> dict[str, str]:
 
 
 def _check(args: argparse.Namespace) -> list[str]:
-    if args.num_nodes < 2:
-        return [f"--num-nodes {args.num_nodes}: a boundary needs at least 2"]
     problems = [reason] if (reason := why_not()) else []
+    if args.num_nodes < 2:
+        problems.append(f"--num-nodes {args.num_nodes}: a boundary needs at least 2")
     if args.transport == "nccl" and not torch.cuda.is_available():
         problems.append("--transport nccl: no GPU here; use --transport gloo")
     return problems

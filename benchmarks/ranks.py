@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.multiprocessing.spawn import ProcessContext, ProcessException
+
+from benchmarks.hosts import bytes_sent
 
 TIMEOUT_S = 180
 # NCCL treats processes with different host ids as being on different hosts: what they say to each other goes
@@ -66,6 +69,21 @@ def agree(failure: str | None) -> str | None:
     failures: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
     return next(filter(None, failures), None)
+
+
+def time_is_up(stop_at: float) -> bool:
+    """Whether it is past this `time.time()` on any rank; the same on all."""
+    return agree("time is up" if time.time() > stop_at else None) is not None
+
+
+def bytes_sent_at_rest(place: Place, interface: str) -> int:
+    """An interface's counter at a moment when no rank is sending. Every rank calls this."""
+    if place.device.type == "cuda":
+        torch.cuda.synchronize(place.device)
+    dist.barrier()
+    now = bytes_sent(interface)
+    dist.barrier()
+    return now
 
 
 def run(

@@ -77,7 +77,7 @@ def measure_condition(place: Place, condition: str, trials: Sequence[Trial], opt
     for round_index, (index, trial) in product(range(options.num_rounds), enumerate(trials)):
         if index in failures:
             continue
-        if ranks.agree("time is up" if time.time() > options.stop_at else None):
+        if ranks.time_is_up(options.stop_at):
             _tell(report, f"time is up before {trial.name} {trial.batch_size}x{trial.seq_len}")
             return
         timing, failure = _attempt(place, condition, trial, options)

@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks import ranks
 from benchmarks.checkpoint_stall import measure_stall
-from benchmarks.hosts import bytes_sent
 from benchmarks.loops import AWS_SAMPLE, BUILDERS, OURS, Workload, architecture, clear
 from benchmarks.ranks import Place
 from benchmarks.report import Report
@@ -30,6 +29,7 @@ KEY = ("network", "scheme", "batch_size", "seq_len")
 # Rates that a measured compute rate already contains: links inside a node, the optimizer, kernel launches.
 _CONTAINED_GB_PER_S = 1e9
 _RATE_BYTES = 256 << 20
+_LOOPBACK = "lo"  # emulated nodes talk over it, and little else does
 # PyTorch 2.13 renames it; the older name still exists, and warns.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -87,7 +87,7 @@ def run_network(place: Place, network: str, options: Options) -> None:
         for scheme in SCHEMES:
             if (network, scheme.label, *setting) in options.done:
                 continue
-            if ranks.agree("time is up" if time.time() > options.stop_at else None):
+            if ranks.time_is_up(options.stop_at):
                 _note(
                     report, stopped=f"time was up before {network} {scheme.label} {setting[0]}x{setting[1]}"
                 )
@@ -145,22 +145,12 @@ def _run_trial(
     step = BUILDERS[scheme.loop](place, workload)
     for _ in range(options.num_warmup):
         step()
-    before = _bytes_sent(place)
+    before = ranks.bytes_sent_at_rest(place, _LOOPBACK)
     timing = measure(step, place.device, 0, options.num_steps)
-    after = _bytes_sent(place)
+    after = ranks.bytes_sent_at_rest(place, _LOOPBACK)
     boundary_gb = (after - before) / place.num_nodes / options.num_steps / 1e9
     counted = network == EMULATED and place.device.type == "cuda"  # gloo says everything over loopback
     return _row(place, network, scheme, workload, timing, boundary_gb if counted else None)
-
-
-def _bytes_sent(place: Place) -> int:
-    """Loopback's counter while no rank is sending: emulated nodes talk over it, and little else does."""
-    if place.device.type == "cuda":
-        torch.cuda.synchronize(place.device)
-    dist.barrier()
-    now = bytes_sent("lo")
-    dist.barrier()
-    return now
 
 
 def _row(

@@ -137,7 +137,7 @@ def _free_reduced_gradients(model: nn.Module) -> None:
     if hasattr(context, "reduce_scatter_states"):
         inputs = list(context.reduce_scatter_states)
         context.reduce_scatter_states.clear()
-    else:  # before PyTorch 2.13
+    else:  # PyTorch 2.11
         inputs, context.reduce_scatter_state = [context.reduce_scatter_state], None
     for each in inputs:
         if each is not None and each.event is not None:
