@@ -101,8 +101,10 @@ class Hosts:
         try:
             _wait(processes, time.monotonic() + timeout_s)
         finally:
+            # All at once: one that outlived another would print what it makes of that.
             for process in processes:
                 process.kill()
+            for process in processes:
                 process.wait()
 
     def _variables(self, rank: int, host_of_rank: Sequence[int]) -> Mapping[str, str]:

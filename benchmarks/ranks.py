@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -122,9 +123,15 @@ def _run_to_the_end(processes: ProcessContext) -> None:
         while not processes.join():
             pass
     finally:
-        for process in processes.processes:
-            process.kill()
-            process.join()
+        end(processes.processes)
+
+
+def end(processes: Sequence[BaseProcess]) -> None:
+    """Kills ranks all at once: one that outlived another would print what it makes of that."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
 
 
 def _process(rank: int, *arguments: Any) -> None:

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks import cli
+from benchmarks import cli, ranks
 from benchmarks.report import Report
 from training import handshake
 from training.config import TrainingConfig
@@ -187,9 +187,7 @@ def run(condition: Condition, device: str, folder: Path) -> list[dict[str, Any]]
     try:
         return [_receive(end, deadline_s) for end in ends]
     finally:
-        for process in processes:
-            process.kill()
-            process.join()
+        ranks.end(processes)
 
 
 def _receive(end: Connection, deadline_s: float) -> dict[str, Any]:
